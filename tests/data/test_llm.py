@@ -94,7 +94,7 @@ def results(
     """Annotate with a server that follows `script`: results by id, requests, the most at once."""
     with chat_server(script) as server:
         endpoint = replace(Endpoint(server.base_url, "m", max_retries=0, timeout_s=120), **settings)
-        found = list(by_endpoint(endpoint, words)(todo))
+        found = list(by_endpoint(endpoint, words, todo))
     assert Counter(one.row.id for one in found) == Counter(row.id for row in todo)
     return {one.row.id: one for one in found}, server.bodies, server.busiest
 
@@ -149,7 +149,7 @@ def test_an_endpoint_that_refuses_or_is_down_ends_the_run_and_keeps_what_was_don
 ) -> None:
     with chat_server(in_turn([GOOD, GOOD, failure(status)])) as server:
         endpoint = Endpoint(server.base_url, "m", concurrency=1, max_retries=0)
-        found = by_endpoint(endpoint, words)(rows(99))
+        found = by_endpoint(endpoint, words, rows(99))
         assert [next(found).row.id, next(found).row.id] == ["0", "1"]
         with pytest.raises(EndpointError, match=str(status)):
             next(found)
@@ -158,7 +158,7 @@ def test_an_endpoint_that_refuses_or_is_down_ends_the_run_and_keeps_what_was_don
 
 def test_a_consumer_may_leave_at_any_time() -> None:
     with chat_server(in_turn([GOOD, Raw(wait_s=30)])) as server:
-        found = by_endpoint(Endpoint(server.base_url, "m"), words)(rows(5))
+        found = by_endpoint(Endpoint(server.base_url, "m"), words, rows(5))
         next(found)
         found.close()  # type: ignore[attr-defined]
         assert next(found, None) is None

@@ -30,7 +30,7 @@ TEXT = st.lists(LAYOUT | SENTENCE | st.text(max_size=4), max_size=25).map("".joi
 
 
 def annotate(response: str, rule: str = "structure") -> str:
-    [done] = by_rule(RULES[rule], lambda text: len(text.split()))([Row("1", "", "", response)])
+    [done] = by_rule(RULES[rule], lambda text: len(text.split()), [Row("1", "", "", response)])
     return done.row.response
 
 

@@ -164,7 +164,7 @@ def test_the_page_opens_alone_and_no_answer_is_markup(
 def test_judged_runs_are_points_of_speed_against_win_rate(runs: Path) -> None:
     some = write_run(runs / r"a $\frac{1}{2$", "pasta", [parallel(n) for n in range(12)])
     annotate(some, [2.0, 1.0])
-    assert plot(report_of(runs / "sequential", runs / "sot")) is None
+    assert plot(report_of(runs / "sequential", runs / "sot")) == ""
     page = render(report_of(runs))
     assert "<svg" in page
     assert "length-controlled win rate, %" in page

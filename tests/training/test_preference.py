@@ -19,13 +19,12 @@ from pasta_decoding.data.rows import question_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.load import load_model
 from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.training import bonbon, preference
+from pasta_decoding.training import bonbon, preference, score
 from pasta_decoding.training import sample as sample_module
 from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.lora import save
 from pasta_decoding.training.preference import PreferenceRun, share_samples
 from pasta_decoding.training.run import begin_run
-from pasta_decoding.training.score import likelihood_rate
 from tests.checkpoint import TinyCheckpoint, make_adapter, make_base, torch_decoder
 from tests.golden.golden import talkative
 from tests.training.tiny_runs import files, losses
@@ -156,8 +155,8 @@ def dying(function: Callable[..., Any], calls: int) -> Callable[..., Any]:
 PLACES = {
     "in the baseline's sampling": (sample_module, "append_line", 2),
     "in sampling": (sample_module, "append_line", 3 + 5),
-    "in scoring": (preference, "measure", 2),
-    "before pairs are written": (preference, "summarise", 1),
+    "in scoring": (score, "measure", 2),
+    "before pairs are written": (score, "summarise", 1),
     "in the reference": (bonbon, "label_logprobs", 2),
     "in training": (torch.optim.AdamW, "step", 2),
     "before the adapter is written": (preference, "save", 1),
@@ -282,7 +281,9 @@ def test_adapters_that_do_not_fit_are_refused_before_the_work(tiny: World, tmp_p
 
 def test_quality_is_what_the_baseline_would_write_and_no_repetition(tiny: World) -> None:
     base, adapter = tiny.checkpoint.base, tiny.checkpoint.adapter
-    rated = likelihood_rate(base, adapter, dtype="float32")("Why?", ["", "abc", "a b c d " * 6])
+    rated = score.likelihood_rate(base, adapter, dtype="float32")(
+        "Why?", ["", "abc", "a b c d " * 6]
+    )
     decoder, loaded = torch_decoder(base, adapter), load_model(base, adapter)
     prompt = decoder.prompt_ids("Why?", 10)
     ids = [*prompt, *decoder.encoder.encode_text("abc")]

@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -125,7 +126,7 @@ def endpoint_annotator(
     endpoint = Endpoint(base_url, model, key, concurrency)
     guide = hashlib.sha256(json.dumps(introduction()).encode()).hexdigest()[:16]
     settings = {"base_url": base_url, "model": model, "introduction": guide}
-    return by_endpoint(endpoint, count_tokens), settings
+    return partial(by_endpoint, endpoint, count_tokens), settings
 
 
 def rule_annotator(name: str, count_tokens: CountTokens) -> Annotate:
@@ -139,7 +140,7 @@ def rule_annotator(name: str, count_tokens: CountTokens) -> Annotate:
         known = ", ".join([*RULES, "llm"])
         message = f"--with {name} is neither {known} nor a function, `module:function`: {error}"
         raise PastaError(message) from error
-    return by_rule(find_parts, count_tokens)
+    return partial(by_rule, find_parts, count_tokens)
 
 
 def read_plain(source: Path, limit: int | None, *, strip: bool) -> list[Row]:

@@ -33,7 +33,6 @@ from pasta_decoding.lang.measures import rep_4
 RESAMPLES, _MIN_RESAMPLES, _MAX_COUNTS = 10_000, 1_000, 20_000_000
 TOKENS_PER_STEP, SPEEDUP_IN_STEPS, WALL_CLOCK = "tokens_per_step", "speedup_in_steps", "wall_clock"
 LC_WIN_RATE, WIN_RATE = "lc_win_rate", "win_rate"
-ANNOTATIONS, LEADERBOARD = "annotations.json", "leaderboard.csv"
 Pairs = Sequence[tuple[Record, Record]]
 """Each prompt's record of a run and of the baseline."""
 
@@ -183,7 +182,7 @@ class Verdicts:
 
 def verdicts_of(run: Run, baseline: Run) -> Verdicts:
     """Read what alpaca_eval left in a run's folder. Raises PastaError if it is of other answers."""
-    found = [*run.folder.glob(ANNOTATIONS), *sorted(run.folder.glob(f"*/{ANNOTATIONS}"))]
+    found = sorted(run.folder.glob("**/annotations.json"))
     if len(found) > 1:
         raise PastaError(f"{run.folder} holds annotations of several judges: keep one of {found}")
     if not found or run is baseline:
@@ -208,7 +207,7 @@ def verdicts_of(run: Run, baseline: Run) -> Verdicts:
             preferences[key] = preference
             annotators.add(str(row["annotator"]))
     rates = {WIN_RATE: mean([100 * one for one in preferences.values()])}
-    rates |= _length_controlled(path.with_name(LEADERBOARD), run.label)
+    rates |= _length_controlled(path.with_name("leaderboard.csv"), run.label)
     return Verdicts(", ".join(sorted(annotators)), preferences, rates)
 
 

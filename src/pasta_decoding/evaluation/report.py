@@ -140,11 +140,10 @@ def render(report: Report) -> str:
 
     source = files(__package__).joinpath("report.html").read_text(encoding="utf-8")
     page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
-    figure = plot(report)
     return page.render(
         report=report,
         commit=commit(),
-        plot=None if figure is None else Markup(figure),  # ours: matplotlib escapes names
+        plot=Markup(plot(report)),  # ours: matplotlib escapes names
         columns=[name for name in _NAMES if any(name in one.intervals for one in report.lines)],
         names=_NAMES,
         threads=threads,
@@ -170,14 +169,14 @@ def threads(record: Record) -> Iterator[tuple[str, str, str]]:
                 yield "sync", "", "sync"
 
 
-def plot(report: Report) -> str | None:
-    """Draw speed against win rate, a point a run, as SVG; None without win rates."""
+def plot(report: Report) -> str:
+    """Draw speed against win rate, a point a run, as SVG; "" without win rates."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     judged = [line for line in report.lines if line.verdicts.win_rates]
     if not judged:
-        return None
+        return ""
     shared = set.intersection(*(set(line.intervals) for line in judged))
     speed = metrics.WALL_CLOCK if metrics.WALL_CLOCK in shared else metrics.SPEEDUP_IN_STEPS
     rate = metrics.LC_WIN_RATE if metrics.LC_WIN_RATE in shared else metrics.WIN_RATE

@@ -80,9 +80,10 @@ def ask_skeleton(decoder: LocalDecoder, config: GenerationConfig, question: Ques
     the skeleton leaves. A plain answer in their place may have all of them.
     """
     asked, sampling = question.instruction, of_question(config, question)
-    prompt, most = SKELETON.format(question=asked), max(1, int(config.max_tokens * SKELETON_SHARE))
+    most = max(1, int(config.max_tokens * SKELETON_SHARE))
     ends = ("\nQuestion:", *_beginnings([1, MOST_POINTS + 1]))  # another list, or too long a one
-    [skeleton] = yield [_begun(decoder, prompt, BEGUN, most, sampling, ends)]
+    rules = Rules(max_tokens=most, parallel=False, stop=ends)
+    [skeleton] = yield [_begun(decoder, SKELETON.format(question=asked), BEGUN, rules, sampling)]
     points = points_of(f"{BEGUN}{skeleton.text}", cut_off=skeleton.hit_limit)
     if len(points) >= 2:
         most = max(1, (config.max_tokens - skeleton.fed_tokens) // len(points))
@@ -92,16 +93,15 @@ def ask_skeleton(decoder: LocalDecoder, config: GenerationConfig, question: Ques
                 decoder,
                 POINT.format(question=asked, skeleton=outline, number=number),
                 f"{number}. {heading}:",
-                most,
+                replace(rules, max_tokens=most, stop=_beginnings(points.keys() - {number})),
                 of_question(config, question, number),
-                _beginnings(points.keys() - {number}),
             )
             for number, heading in points.items()
         ]
         record = _record_of_points(decoder, question, points, answers)
     else:
-        rules = replace(config.rules, parallel=False)
-        [plain] = yield [decoder.request(asked, rules, sampling)]
+        alone = replace(config.rules, parallel=False)
+        [plain] = yield [decoder.request(asked, alone, sampling)]
         record = replace(record_of(decoder, question, plain), fallback=True)
     return replace(  # all of it waited for the skeleton, and its prefill is one step more
         record,
@@ -119,17 +119,11 @@ def _beginnings(numbers: Iterable[int]) -> tuple[str, ...]:
 
 
 def _begun(
-    decoder: LocalDecoder,
-    text: str,
-    begun: str,
-    max_tokens: int,
-    sampling: SamplingParams,
-    stops: tuple[str, ...],
+    decoder: LocalDecoder, text: str, begun: str, rules: Rules, sampling: SamplingParams
 ) -> Request:
     """Return the request that answers `text` with an answer that has been begun."""
     started = tuple(decoder.encoder.encode_text(begun))
-    prompt = decoder.prompt_ids(text, max_tokens + len(started))
-    rules = Rules(max_tokens=max_tokens, parallel=False, stop=stops)
+    prompt = decoder.prompt_ids(text, rules.max_tokens + len(started))
     return Request(prompt + started, Sampler(sampling), rules)
 
 

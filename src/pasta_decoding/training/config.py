@@ -60,15 +60,11 @@ class SftConfig:
     lora_alpha: Annotated[int | None, Key(min=1, help="Scale of LoRA; else twice the rank.")] = None
     lora_targets: Annotated[tuple[str, ...], Key(help="Layers with LoRA; else all.")] = ()
     load_in_4bit: Annotated[bool, Key(help="4-bit base under LoRA (QLoRA); needs a GPU.")] = False
-    max_tokens: Annotated[
-        int, Option("--max-length", min=8, help="Longest prompt and answer in tokens.")
-    ] = 512
+    max_tokens: Annotated[int, Option("--max-length", min=8, help="Longest row in tokens.")] = 512
     pack_tokens: Annotated[int, Option(min=8, help="Tokens of one forward pass.")] = 320
     packs_per_step: Annotated[int, Option(min=1, help="Packs of an optimiser step, in all.")] = 6
     save_every_steps: SaveEvery = 50
-    eval_data: Annotated[
-        tuple[str, ...], Option(help="Held-out JSONL (.gz): its loss, at every checkpoint.")
-    ] = ()
+    eval_data: Annotated[tuple[str, ...], Option(help="Held-out JSONL (.gz), for its loss.")] = ()
     seed: Annotated[int, Option(min=0, help="Seed of order and of new weights.")] = 0
     bf16: Bf16 = True
     gradient_checkpointing: Annotated[bool, Key(help="Less memory, a third more time.")] = False

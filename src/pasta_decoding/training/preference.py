@@ -46,22 +46,14 @@ from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import default_device, holds_weights, load_base, native_dtype
 from pasta_decoding.runtime.request import Rules
+from pasta_decoding.training import score
 from pasta_decoding.training.bonbon import lay_out_pairs, preference_loss, with_references
 from pasta_decoding.training.config import SAMPLING, PreferenceConfig, identity
 from pasta_decoding.training.loop import RunTrainer, training_arguments
 from pasta_decoding.training.lora import save, take_up
 from pasta_decoding.training.run import begin_run, owned, refuse_other_run, tracked
 from pasta_decoding.training.sample import Sample, sample_answers
-from pasta_decoding.training.score import (
-    PreferencePair,
-    ScoreParts,
-    baseline_tokens,
-    choose_pairs,
-    likelihood_rate,
-    measure,
-    score_parts,
-    summarise,
-)
+from pasta_decoding.training.score import PreferencePair, ScoreParts
 from pasta_decoding.training.view import tokens_of
 
 log = logging.getLogger(__name__)
@@ -109,7 +101,7 @@ class PreferenceRun:
             keep_prompts(out, prompts)
             count, rules = config.baseline_samples, replace(config.rules, parallel=False)
             own = self._sample("baseline", config.baseline, prompts, count, rules)
-            baseline = baseline_tokens(own)
+            baseline = score.baseline_tokens(own)
             policy = Path(config.policy)
             for number in range(1, config.rounds + 1):
                 policy = self._round(number, policy, prompts, baseline)
@@ -123,13 +115,13 @@ class PreferenceRun:
         config, folder = self.config, self.out / f"round-{number}"
         samples = self._sample(folder.name, str(policy), prompts, config.samples, config.rules)
         parts = self._measure(folder / "parts.jsonl", prompts, samples)
-        scores = score_parts(parts, baseline, config.lambda_)
-        pairs = choose_pairs(samples, parts, scores)
+        scores = score.score_parts(parts, baseline, config.lambda_)
+        pairs = score.choose_pairs(samples, parts, scores)
         scored = zip(parts, scores, strict=True)
         lines = [{"prompt": p.prompt, "number": p.number, "score": one} for p, one in scored]
         write_lines(folder / "scores.jsonl", lines)
         write_lines(folder / "pairs.jsonl", map(asdict, pairs))
-        write_json(folder / "summary.json", summarise(parts, pairs))
+        write_json(folder / "summary.json", score.summarise(parts, pairs))
         if not pairs:
             raise PastaError(
                 f"round {number} has no pair of a better and a worse answer",
@@ -161,9 +153,9 @@ class PreferenceRun:
             free_memory()
             device = self.config.device or default_device()
             baseline, dtype = Path(self.config.baseline), native_dtype(device)
-            rate = likelihood_rate(self.base, baseline, dtype=dtype, device=device)
+            rate = score.likelihood_rate(self.base, baseline, dtype=dtype, device=device)
             for prompt in tracked(missing, "scoring", len(missing)):
-                for part in measure(prompt, groups[prompt.id], rate):
+                for part in score.measure(prompt, groups[prompt.id], rate):
                     append_line(path, asdict(part))
                     known[part.prompt, part.number] = part
         return [known[sample.prompt, sample.number] for sample in samples]

@@ -102,16 +102,11 @@ def measure(question: Question, samples: Sequence[Sample], rate: Rate) -> list[S
         idle = {*measures.repetitions(tree), *measures.echoes(tree)}
         outside = sample.plain_tokens - sum(len(bodies[place]) for place in idle)
         new = min(outside, round(sample.plain_tokens * (1 - measures.rep_4(text))))
-        part = ScoreParts(
-            prompt=sample.prompt,
-            number=sample.number,
-            plain_tokens=sample.plain_tokens,
-            new_tokens=max(0, new),
-            critical_path=sample.critical_path,
-            quality=rating - IDLE_COST * len(idle) / max(1, len(bodies)),
-            finished=not sample.truncated,
-            sound=not sample.truncated and not measures.empty_items(text),
-        )
+        quality = rating - IDLE_COST * len(idle) / max(1, len(bodies))
+        finished = not sample.truncated
+        sound = finished and not measures.empty_items(text)
+        counts = sample.plain_tokens, max(0, new), sample.critical_path
+        part = ScoreParts(sample.prompt, sample.number, *counts, quality, finished, sound)
         found.append(part)
     return found
 

@@ -154,8 +154,6 @@ def tried(loaded: Loaded, prompts: Sequence[str]) -> str:
     rules, greedy = Rules(max_tokens=200), SamplingParams(temperature=0.0)
     answers = [decoder.answer(decoder.request(one, rules, greedy)) for one in prompts]
     promising = sum("<promise" in answer.annotated for answer in answers)
-    speeds = [
-        tokens_per_step(decoder.plain_tokens(answer.text), answer.critical_path)
-        for answer in answers
-    ]
+    said = [(decoder.plain_tokens(answer.text), answer.critical_path) for answer in answers]
+    speeds = [tokens_per_step(*tokens_and_steps) for tokens_and_steps in said]
     return f"promises in {promising} of {len(answers)}, {geometric_mean(speeds):.1f} tokens a step"

@@ -64,15 +64,13 @@ def reject(row: Row, reason: str, cost: Mapping[str, float] | None = None) -> An
     return Annotated(replace(row, response=text), reason, cost or {})
 
 
-def by_rule(find_parts: FindParts, count_tokens: Callable[[str], int]) -> Annotate:
-    """Return a rule as an annotator. It raises PastaError for parts that are none."""
-
-    def annotate(rows: Iterable[Row]) -> Iterator[Annotated]:
-        for row in rows:
-            tree = tuple(_promised(row, find_parts(row.response), count_tokens))
-            yield Annotated(replace(row, response=show(tree)))
-
-    return annotate
+def by_rule(
+    find_parts: FindParts, count_tokens: Callable[[str], int], rows: Iterable[Row]
+) -> Iterator[Annotated]:
+    """Annotate by a rule. Raises PastaError for parts that are none."""
+    for row in rows:
+        tree = tuple(_promised(row, find_parts(row.response), count_tokens))
+        yield Annotated(replace(row, response=show(tree)))
 
 
 def _promised(

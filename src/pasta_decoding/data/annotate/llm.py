@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from importlib.resources import as_file, files
 from itertools import islice
+from pathlib import Path
 
-from pasta_decoding.data.annotate.base import Annotate, Annotated, reject
+from pasta_decoding.data.annotate.base import Annotated, reject
 from pasta_decoding.data.endpoint import Endpoint, EndpointError, Message, chat, open_client
 from pasta_decoding.data.rows import Row, read_rows
 from pasta_decoding.lang.check import check
@@ -101,32 +101,30 @@ Outcome = tuple[Annotated, EndpointError | None]
 """What became of a row, and why the endpoint did not answer if it did not."""
 
 
-def by_endpoint(endpoint: Endpoint, count_tokens: Callable[[str], int]) -> Annotate:
-    """Return an annotator that asks about several rows at the same time, and checks the answers.
+def by_endpoint(
+    endpoint: Endpoint, count_tokens: Callable[[str], int], rows: Iterable[Row]
+) -> Iterator[Annotated]:
+    """Annotate by asking about several rows at the same time, and checking the answers.
 
     The costs of a row: `requests` (tries included), `prompt_tokens`, `completion_tokens`, and
-    `retries: REASON` for every answer that was not taken and asked for again. The annotator raises
-    EndpointError if no request can succeed, or if many rows one after the other were not answered;
-    these are not yielded.
+    `retries: REASON` for every answer that was not taken and asked for again. Raises EndpointError
+    if no request can succeed, or if many rows one after the other were not answered; these are not
+    yielded.
     """
-
-    def annotate(rows: Iterable[Row]) -> Iterator[Annotated]:
-        unanswered: list[Annotated] = []
-        limit = max(_UNANSWERED_ROWS, 2 * endpoint.concurrency)
-        with asyncio.Runner() as runner:
-            outcomes = _outcomes(endpoint, rows, count_tokens)
-            while (outcome := runner.run(_next(outcomes))) is not None:
-                annotated, failure = outcome
-                if failure is None:
-                    yield from (annotated, *unanswered)
-                    unanswered = []
-                    continue
-                unanswered.append(annotated)
-                if failure.fatal or len(unanswered) == limit:
-                    raise failure
-        yield from unanswered
-
-    return annotate
+    unanswered: list[Annotated] = []
+    limit = max(_UNANSWERED_ROWS, 2 * endpoint.concurrency)
+    with asyncio.Runner() as runner:
+        outcomes = _outcomes(endpoint, rows, count_tokens)
+        while (outcome := runner.run(_next(outcomes))) is not None:
+            annotated, failure = outcome
+            if failure is None:
+                yield from (annotated, *unanswered)
+                unanswered = []
+                continue
+            unanswered.append(annotated)
+            if failure.fatal or len(unanswered) == limit:
+                raise failure
+    yield from unanswered
 
 
 async def _next(outcomes: AsyncIterator[Outcome]) -> Outcome | None:
@@ -181,12 +179,11 @@ async def _annotate_row(
 @cache
 def introduction() -> tuple[Message, ...]:
     """Return the beginning of every conversation: the guide, and the demonstrations as turns."""
-    folder = files(__package__)
+    folder = Path(__file__).parent
     turns = [_turn("system", (folder / "guide.md").read_text(encoding="utf-8"))]
-    with as_file(folder / "demonstrations.jsonl") as path:
-        for row in read_rows(path):
-            plain = replace(row, response=strip(read(row.response)))
-            turns += [_turn("user", _question(plain)), _turn("assistant", row.response)]
+    for row in read_rows(folder / "demonstrations.jsonl"):
+        plain = replace(row, response=strip(read(row.response)))
+        turns += [_turn("user", _question(plain)), _turn("assistant", row.response)]
     return tuple(turns)
 
 

@@ -103,18 +103,15 @@ class Block:
 
 def find_parts(response: str) -> list[Part]:
     """Return the parts of `response` that can be written side by side, each with its topic."""
-    found = [] if is_sequence(response) else _parts_by_layout(response)
-    return name_parts(response, found) if len(found) > 1 else []
-
-
-def _parts_by_layout(text: str) -> list[Part]:
-    layout = outline(text)
+    if is_sequence(response):
+        return []
+    layout = outline(response)
     headings = [index for index, block in enumerate(layout) if block.kind == "heading"]
     bounds = [*headings, len(layout)]
-    parts = _inner_parts(text, layout, range(bounds[0]))
+    parts = _inner_parts(response, layout, range(bounds[0]))
     for heading, stop in pairwise(bounds):
-        parts += _section_parts(text, layout, heading, stop)
-    return parts
+        parts += _section_parts(response, layout, heading, stop)
+    return name_parts(response, parts) if len(parts) > 1 else []
 
 
 def _section_parts(text: str, layout: Sequence[Block], heading: int, stop: int) -> list[Part]:
