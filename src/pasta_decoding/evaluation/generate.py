@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -181,7 +181,7 @@ def _answer(
         return replace(record, seconds=plan.clock() - began_s)
     except FAILURES as error:
         reason = str(error) or type(error).__name__
-        return Record(*astuple(question), error=reason, seconds=plan.max_seconds)
+        return Record(**asdict(question), error=reason, seconds=plan.max_seconds)
     finally:
         for one in asked:
             scheduler.cancel(one)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from copy import deepcopy
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import sha256
 from itertools import chain
@@ -168,7 +168,7 @@ def ask_hf(
     ids = found[0, len(prompt) :].tolist()
     text = decoder.vocabulary.decode(ids)
     return Record(
-        *astuple(question),
+        **asdict(question),
         text=text,
         annotated=show((Span(text),)) if text else "",
         plain_tokens=decoder.plain_tokens(text),

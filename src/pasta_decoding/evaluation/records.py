@@ -17,7 +17,7 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
@@ -95,7 +95,7 @@ def record_of(decoder: Decoder, question: Question, answer: Answer) -> Record:
     ]
     is_near = decoder.vocabulary.control.is_near
     return Record(
-        *astuple(question),
+        **asdict(question),
         text=answer.text,
         annotated=answer.annotated,
         plain_tokens=decoder.plain_tokens(answer.text),

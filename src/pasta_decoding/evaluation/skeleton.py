@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, replace
+from dataclasses import asdict, replace
 
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.rows import Question
@@ -136,7 +136,7 @@ def _record_of_points(
     prompts = [answer.layout.tokens[: answer.trace.prompt_tokens] for answer in answers]
     shared = min(common_prefix_len(prompts[0], prompt) for prompt in prompts)
     return Record(
-        *astuple(question),
+        **asdict(question),
         text=text,
         annotated=show(tree),
         plain_tokens=decoder.plain_tokens(text),

@@ -144,6 +144,6 @@ def encode_sample(sample: Sample) -> dict[str, Any]:
 def decode_sample(line: dict[str, Any]) -> Sample:
     segments: list[Segment] = []
     for found in line["segments"]:
-        values = {key: tuple(one) if key == "ids" else one for key, one in found.items()}
+        values: Any = {key: tuple(one) if key == "ids" else one for key, one in found.items()}
         segments.append(_KINDS[values.pop("kind")](**values))
     return Sample(**line | {"segments": tuple(segments), "prompt_ids": tuple(line["prompt_ids"])})
