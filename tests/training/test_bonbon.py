@@ -17,7 +17,7 @@ from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.training.bonbon import beta, bonbon_loss, target_gap, with_references
-from pasta_decoding.training.loss import Example
+from pasta_decoding.training.view import Example
 from tests.examples import few
 from tests.law import world
 from tests.law.watched import Replay, Watched

@@ -18,8 +18,8 @@ from transformers.integrations import integration_utils
 from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.load import find_adapter, load_base
-from pasta_decoding.training.loss import score_layouts
-from pasta_decoding.training.view import compile_rows
+from pasta_decoding.training.sft import compile_rows
+from pasta_decoding.training.view import score_layouts
 from tests.checkpoint import TinyCheckpoint
 from tests.training.tiny_runs import CONFIG, ROWS, behind_step, files, losses, spoil, train
 

@@ -15,8 +15,14 @@ from torch import Tensor
 
 from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segment, lay_out
 from pasta_decoding.training.loop import Meter
-from pasta_decoding.training.loss import Example, label_logprobs, label_loss, score_layouts
-from pasta_decoding.training.view import packed_batch, visibility
+from pasta_decoding.training.sft import label_loss
+from pasta_decoding.training.view import (
+    Example,
+    label_logprobs,
+    packed_batch,
+    score_layouts,
+    visibility,
+)
 from tests.examples import few
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, answers
 from tests.tiny import tiny_llama

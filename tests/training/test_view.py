@@ -28,15 +28,14 @@ from pasta_decoding.models.checkpoint import Base, Checkpoint, choose_tokens
 from pasta_decoding.models.load import Loaded, load_base
 from pasta_decoding.models.prompt import Message
 from pasta_decoding.training.config import SftConfig
-from pasta_decoding.training.sft import plan_packs, shared_out
-from pasta_decoding.training.view import (
+from pasta_decoding.training.sft import (
     compile_answer,
     compile_rows,
-    pack,
-    packed_batch,
+    plan_packs,
     segments_of,
-    visibility,
+    shared_out,
 )
+from pasta_decoding.training.view import pack, packed_batch, visibility
 from tests.checkpoint import END_ID, byte_tokenizer, make_base
 from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SCHEME, SYNC
 from tests.shapes import make_llama3

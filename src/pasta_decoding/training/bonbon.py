@@ -20,9 +20,9 @@ from torch import Tensor
 
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models.checkpoint import Checkpoint
-from pasta_decoding.training.loss import Example, Figures, label_logprobs
 from pasta_decoding.training.sample import Sample
 from pasta_decoding.training.score import PreferencePair
+from pasta_decoding.training.view import Example, Figures, label_logprobs
 
 
 def beta(candidates: int) -> float:

@@ -28,8 +28,8 @@ from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint
 from pasta_decoding.training.config import Config, SftConfig
 from pasta_decoding.training.lora import shard_tied_together
-from pasta_decoding.training.loss import Example, Figures, Loss, label_logprobs
 from pasta_decoding.training.run import last_checkpoint
+from pasta_decoding.training.view import Example, Figures, Loss, label_logprobs
 
 log = logging.getLogger(__name__)
 

@@ -38,8 +38,8 @@ from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import read, strip
 from pasta_decoding.models.load import load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
-from pasta_decoding.training.loss import score_layouts
 from pasta_decoding.training.sample import Sample
+from pasta_decoding.training.view import score_layouts
 
 QUALITY_SPREAD = 0.5
 LENGTH_BAND = float(np.log(2))

@@ -7,28 +7,43 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from pasta_decoding.data.rows import Row, digest
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.layout import Layout
+from pasta_decoding.lang.check import check
+from pasta_decoding.lang.layout import (
+    ChunkRun,
+    Joining,
+    Layout,
+    PromiseRun,
+    Run,
+    Segment,
+    SyncRun,
+    lay_out,
+    lay_out_rows,
+)
 from pasta_decoding.lang.measures import geometric_mean, tokens_per_step
 from pasta_decoding.lang.positions import scheme_named
-from pasta_decoding.models.checkpoint import FILE_NAME
+from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree, has_chunk, read, strip, without_topics
+from pasta_decoding.models.checkpoint import FILE_NAME, ControlTokens
 from pasta_decoding.models.load import Loaded, holds_weights, load_base
+from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.runtime.decoder import decoder_over
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.loop import RunTrainer, processes, training_arguments
 from pasta_decoding.training.lora import add_lora, in_4bit, recompute_activations, save, take_up
-from pasta_decoding.training.loss import Example, label_loss
 from pasta_decoding.training.run import begin_run, figures_of, owned, plot_losses, refuse_other_run
-from pasta_decoding.training.view import compile_rows, pack, tokens_of
+from pasta_decoding.training.view import Example, Figures, pack, tokens_of
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +132,98 @@ def load_trainable(base: Path, config: SftConfig) -> Loaded:
     elif config.lora_rank:
         model = add_lora(model, record.control, config)
     return replace(loaded, model=model, checkpoint=checkpoint)
+
+
+def compile_rows(rows: Sequence[Row], loaded: Loaded, config: SftConfig) -> list[Layout]:
+    """Lay out the rows that teach something. Raises PastaError if none is left."""
+    control = loaded.checkpoint.control
+    encoder = PromptEncoder(loaded.tokenizer, forbidden_ids=control.ids)
+    layouts: list[Layout] = []
+    left_out: dict[str, list[str]] = {}
+    for row in rows:
+        try:
+            segments = segments_of(_taught(row.response, config), control, encoder.encode_text)
+            prompt = encoder.encode(row.conversation)
+            layouts += compile_answer(prompt, segments, control.async_close, loaded.end, config)
+        except PastaError as reason:
+            left_out.setdefault(str(reason), []).append(row.id)
+    for why, ids in left_out.items():
+        log.info("%d rows left out, the first is %s: %s", len(ids), ids[0], why)
+    if not layouts:
+        raise PastaError("no row to train on", hint="Raise --max-length or give other rows.")
+    return layouts
+
+
+def _taught(response: str, config: SftConfig) -> Tree:
+    """Return what a response teaches. Raises PastaError if that is nothing, or wrong."""
+    has_topics = config.topic == "required"
+    tree = read(response) if has_topics else without_topics(read(response))
+    text = strip(tree)
+    if problems := check(response, topic_required=has_topics):
+        raise PastaError(f"broken tags ({problems[0].rule})")
+    if has_chunk(read(text)):
+        raise PastaError("annotated twice: its tags are text")
+    if not text.strip():
+        raise PastaError("empty response")
+    return (Span(text),) if config.plain else tree
+
+
+def compile_answer(
+    prompt: Sequence[int], segments: Sequence[Segment], close: int, end: int, config: SftConfig
+) -> list[Layout]:
+    """Lay an annotated answer out. Raises PastaError if it is too long.
+
+    For each join: one layout for `kv`, a row for each stretch between syncs for `text`. The first
+    of these rows is left out where it is how the `kv` layout begins.
+    """
+    sizes = (1 if isinstance(one, SyncRun) else len(one.ids) for one in segments)
+    if len(prompt) + sum(sizes) > config.max_tokens:
+        raise PastaError(f"longer than {config.max_tokens} tokens")
+    laid: list[Layout] = []
+    if Joining.kv in config.joins:
+        scheme = scheme_named(config.scheme)
+        laid.append(lay_out(prompt, segments, scheme, async_close=close, end=end))
+    if Joining.text in config.joins:
+        rows = lay_out_rows(prompt, segments, async_close=close, end=end)
+        known = laid and laid[0].position[: len(rows[0].position)] == rows[0].position
+        laid += rows[1:] if known else rows
+    return laid
+
+
+def segments_of(
+    tree: Tree, control: ControlTokens, encode: Callable[[str], Sequence[int]]
+) -> list[Segment]:
+    """Encode an annotated response piece by piece; no token ever spans a tag.
+
+    Promises say the lengths that the chunks have in these tokens, whoever annotated it and with
+    which tokenizer: the numbers of the text form are advice.
+    """
+    segments: list[Segment] = []
+    for node in tree:
+        match node:
+            case Span(text):
+                segments.append(Run(tuple(encode(text))))
+            case Chunk(topic, _, text):
+                body = tuple(encode(text))
+                bucket = control.bucket(len(body))
+                words = tuple(encode(topic)) if topic else ()
+                promise = (control.promise_open, *words, control.promise_close[bucket])
+                segments.append(PromiseRun(promise, bucket))
+                segments.append(ChunkRun((control.async_open, *body)))
+            case Sync():
+                segments.append(SyncRun(control.sync))
+    return segments
+
+
+def label_loss(
+    logprobs: Sequence[Tensor], example: Example, *, control_ids: Sequence[int]
+) -> tuple[Tensor, Figures]:
+    """Return the cross entropy of a pack times its scale; nats of text and control tokens apart."""
+    nats_L = -torch.cat(list(logprobs))
+    label_L = torch.tensor(example.labels, device=nats_L.device)
+    control_L = torch.isin(label_L, torch.tensor(control_ids, device=nats_L.device))
+    figures = {"text_loss": nats_L[~control_L], "control_loss": nats_L[control_L], "loss": nats_L}
+    return nats_L.sum() * example.scale, figures
 
 
 def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout]]:

@@ -1,125 +1,21 @@
-"""From annotated rows to the tensors of a training forward.
+"""From layouts to the tensors of a training forward, and to the log-probabilities of their labels.
 
-Shapes: T tokens of one pack (several answers in a row), L labelled tokens, Q queries, K keys.
+Shapes: T tokens of one pack (several answers in a row), L labelled tokens, Q queries, K keys,
+V vocabulary.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
-from pasta_decoding.data.rows import Row
-from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.check import check
-from pasta_decoding.lang.layout import (
-    ChunkRun,
-    Joining,
-    Layout,
-    PromiseRun,
-    Run,
-    Segment,
-    SyncRun,
-    lay_out,
-    lay_out_rows,
-)
-from pasta_decoding.lang.positions import scheme_named
-from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree, has_chunk, read, strip, without_topics
-from pasta_decoding.models.checkpoint import ControlTokens
-from pasta_decoding.models.load import Loaded
-from pasta_decoding.models.prompt import PromptEncoder
-from pasta_decoding.training.config import SftConfig
-
-log = logging.getLogger(__name__)
-
-# Rows to layouts
-
-
-def compile_rows(rows: Sequence[Row], loaded: Loaded, config: SftConfig) -> list[Layout]:
-    """Lay out the rows that teach something. Raises PastaError if none is left."""
-    control = loaded.checkpoint.control
-    encoder = PromptEncoder(loaded.tokenizer, forbidden_ids=control.ids)
-    layouts: list[Layout] = []
-    left_out: dict[str, list[str]] = {}
-    for row in rows:
-        try:
-            segments = segments_of(_taught(row.response, config), control, encoder.encode_text)
-            prompt = encoder.encode(row.conversation)
-            layouts += compile_answer(prompt, segments, control.async_close, loaded.end, config)
-        except PastaError as reason:
-            left_out.setdefault(str(reason), []).append(row.id)
-    for why, ids in left_out.items():
-        log.info("%d rows left out, the first is %s: %s", len(ids), ids[0], why)
-    if not layouts:
-        raise PastaError("no row to train on", hint="Raise --max-length or give other rows.")
-    return layouts
-
-
-def _taught(response: str, config: SftConfig) -> Tree:
-    """Return what a response teaches. Raises PastaError if that is nothing, or wrong."""
-    has_topics = config.topic == "required"
-    tree = read(response) if has_topics else without_topics(read(response))
-    text = strip(tree)
-    if problems := check(response, topic_required=has_topics):
-        raise PastaError(f"broken tags ({problems[0].rule})")
-    if has_chunk(read(text)):
-        raise PastaError("annotated twice: its tags are text")
-    if not text.strip():
-        raise PastaError("empty response")
-    return (Span(text),) if config.plain else tree
-
-
-def compile_answer(
-    prompt: Sequence[int], segments: Sequence[Segment], close: int, end: int, config: SftConfig
-) -> list[Layout]:
-    """Lay an annotated answer out. Raises PastaError if it is too long.
-
-    For each join: one layout for `kv`, a row for each stretch between syncs for `text`. The first
-    of these rows is left out where it is how the `kv` layout begins.
-    """
-    sizes = (1 if isinstance(one, SyncRun) else len(one.ids) for one in segments)
-    if len(prompt) + sum(sizes) > config.max_tokens:
-        raise PastaError(f"longer than {config.max_tokens} tokens")
-    laid: list[Layout] = []
-    if Joining.kv in config.joins:
-        scheme = scheme_named(config.scheme)
-        laid.append(lay_out(prompt, segments, scheme, async_close=close, end=end))
-    if Joining.text in config.joins:
-        rows = lay_out_rows(prompt, segments, async_close=close, end=end)
-        known = laid and laid[0].position[: len(rows[0].position)] == rows[0].position
-        laid += rows[1:] if known else rows
-    return laid
-
-
-def segments_of(
-    tree: Tree, control: ControlTokens, encode: Callable[[str], Sequence[int]]
-) -> list[Segment]:
-    """Encode an annotated response piece by piece; no token ever spans a tag.
-
-    Promises say the lengths that the chunks have in these tokens, whoever annotated it and with
-    which tokenizer: the numbers of the text form are advice.
-    """
-    segments: list[Segment] = []
-    for node in tree:
-        match node:
-            case Span(text):
-                segments.append(Run(tuple(encode(text))))
-            case Chunk(topic, _, text):
-                body = tuple(encode(text))
-                bucket = control.bucket(len(body))
-                words = tuple(encode(topic)) if topic else ()
-                promise = (control.promise_open, *words, control.promise_close[bucket])
-                segments.append(PromiseRun(promise, bucket))
-                segments.append(ChunkRun((control.async_open, *body)))
-            case Sync():
-                segments.append(SyncRun(control.sync))
-    return segments
-
-
-# Layouts to packs, and packs to tensors
+from pasta_decoding.engines.support import attention_windows
+from pasta_decoding.lang.layout import Layout
 
 
 def pack(layouts: Iterable[Layout], max_tokens: int) -> list[list[Layout]]:
@@ -209,3 +105,68 @@ def attention_masks(
     """
     masks = {kind: visibility(batch, window)[None, None] for kind, window in windows.items()}
     return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What one forward pass computes in training: answers that do not see each other.
+
+    layouts:    a pack of stage 1; best and worst of a prompt in stage 2, or the best alone.
+    scale:      stage 1: of the summed loss, so that the mean over the packs of a step is that over
+                the labels of the step.
+    candidates: stage 2: the N that best and worst were chosen from.
+    reference:  stage 2: log-probabilities of both under the policy that sampled them, in nats.
+    """
+
+    layouts: Sequence[Layout]
+    scale: float = 1.0
+    candidates: int = 0
+    reference: tuple[float, ...] = ()
+
+    @property
+    def labels(self) -> list[int]:
+        return [label for one in self.layouts for label in one.label if label is not None]
+
+
+Figures = dict[str, Tensor]
+Loss = Callable[[Sequence[Tensor], Example], tuple[Tensor, Figures]]
+"""Takes the log-probabilities of each layout of an example; returns its loss, and figures.
+
+What is minimised is the mean over the examples of a step. The metrics have the figures' means.
+"""
+
+
+def label_logprobs(model: Any, layouts: Sequence[Layout], call: Any = None) -> list[Tensor]:
+    """Return, for each layout of one pack, the log-probability of every label (nats).
+
+    Forced tokens have no label and so no entry. They are computed in float32 at least. Gradients
+    flow where they are enabled.
+    call: what computes the forward: `model`, or what accelerate wrapped it in.
+    """
+    # cuDNN's attention is torch's first choice on Hopper GPUs. With these masks a run of it came to
+    # a loss of NaN, and two runs without it did not; why is not known.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    with model.device:
+        batch = packed_batch(layouts)
+    outputs = (call or model)(
+        input_ids=batch.tokens_T[None],
+        position_ids=batch.position_T[None],
+        attention_mask=attention_masks(batch, attention_windows(model.config.get_text_config())),
+        logits_to_keep=batch.source_L,
+        use_cache=False,
+    )
+    logits_LV = outputs.logits[0]
+    logits_LV = logits_LV.to(torch.promote_types(logits_LV.dtype, torch.float32))
+    logprobs_L = -cross_entropy(logits_LV, batch.label_L, reduction="none")
+    labels = [sum(label is not None for label in layout.label) for layout in layouts]
+    return list(torch.split(logprobs_L, labels))
+
+
+def score_layouts(
+    model: Any, layouts: Sequence[Layout], *, pack_tokens: int | None = None
+) -> Iterator[Tensor]:
+    """Yield `label_logprobs` of each layout in order, many in one forward pass, no gradients."""
+    for together in pack(layouts, pack_tokens or (1024 if model.device.type == "cpu" else 4096)):
+        with torch.inference_mode():
+            scored = label_logprobs(model, together)
+        yield from (logprobs_L.cpu() for logprobs_L in scored)
