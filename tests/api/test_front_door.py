@@ -16,9 +16,9 @@ import pytest
 
 import pasta_decoding as pasta
 from pasta_decoding.api.config import GenerationConfig
-from pasta_decoding.api.model import open_worker
 from pasta_decoding.lang.tree import Chunk, strip
 from pasta_decoding.runtime.decoder import LocalDecoder
+from pasta_decoding.runtime.loop import EngineLoop
 from tests.checkpoint import TinyCheckpoint
 from tests.runtime.machine import ordered
 
@@ -157,10 +157,10 @@ def test_threads_that_ask_first_at_the_same_time_get_one_worker(
 
     def slowly(decoder: LocalDecoder) -> object:
         time.sleep(0.05)
-        opened.append(open_worker(decoder))
+        opened.append(EngineLoop(decoder))
         return opened[-1]
 
-    monkeypatch.setattr("pasta_decoding.api.model.open_worker", slowly)
+    monkeypatch.setattr("pasta_decoding.api.model.EngineLoop", slowly)
     with load(tiny_checkpoint) as fresh, ThreadPoolExecutor(4) as pool:
         together = threading.Barrier(4)
 

@@ -15,7 +15,6 @@ import pytest
 
 from pasta_decoding.lang import tags
 from pasta_decoding.lang.check import RULES, check
-from pasta_decoding.lang.parser import Parser, merged, parse
 from pasta_decoding.lang.tree import Chunk, Node, Span, read, show, strip
 
 CORPUS = Path(__file__).parents[1] / "corpus"
@@ -27,7 +26,7 @@ def result(text: str) -> Record:
     """Return what the golden file of `text` must hold."""
     tree = read(text)
     return {
-        "events": [_event(event) for event in parse(text)],
+        "events": [_event(event) for event in tags.parse(text)],
         "tree": [_node(node) for node in tree],
         "stripped": strip(tree),
         "printed": show(tree),
@@ -80,15 +79,10 @@ def test_the_case_means_what_its_golden_file_says(case: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=_name)
-def test_fed_in_pieces_with_more_behind_it_the_events_are_the_same(case: Path) -> None:
+def test_with_more_behind_it_the_events_are_the_same(case: Path) -> None:
     text = source(case)
-    for size in (1, 2, 3, 7):
-        parser = Parser()
-        pieces = [text[start : start + size] for start in range(0, len(text), size)]
-        events = [event for piece in pieces for event in parser.feed(piece)]
-        assert merged([*events, *parser.finish()]) == parse(text)
-    behind = parse(text + "\n<sync/>tail")
-    assert [event for event in behind if event.pos < len(text)][:-1] == parse(text)[:-1]
+    behind = tags.parse(text + "\n<sync/>tail")
+    assert [event for event in behind if event.pos < len(text)][:-1] == tags.parse(text)[:-1]
 
 
 def test_only_the_cases_under_valid_have_no_problems() -> None:

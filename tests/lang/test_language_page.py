@@ -17,9 +17,8 @@ from pasta_decoding.lang.layout import (
     lay_out,
     sees,
 )
-from pasta_decoding.lang.parser import parse
 from pasta_decoding.lang.positions import scheme_named
-from pasta_decoding.lang.tags import Sync, Text
+from pasta_decoding.lang.tags import Sync, Text, parse
 
 PAGE = (Path(__file__).parents[2] / "docs" / "language.md").read_text(encoding="utf-8")
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.lang.parser import parse
-from pasta_decoding.lang.tags import ATTEMPT, DEFAULT_TOKENS, Text
+from pasta_decoding.lang.tags import ATTEMPT, DEFAULT_TOKENS, Text, parse
 from pasta_decoding.lang.tree import (
     MAX_TOKENS,
     Chunk,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -12,9 +12,10 @@ from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.remote.client import ReplicaPool, Service
-from pasta_decoding.remote.driver import AnswerWriter, OnNews
+from pasta_decoding.remote.driver import AnswerWriter
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import answer_of
+from pasta_decoding.runtime.events import Progress
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
@@ -53,14 +54,30 @@ def asked(prompt: Sequence[int], *, rules: Rules = RULES, **limits: Any) -> Requ
     return Request(tuple(prompt), Sampler(SamplingParams()), replace(rules, **limits))
 
 
+OnNews = Callable[[Progress], object]
+
+
+def writer(
+    request: Request, pool: ReplicaPool, on_news: OnNews = lambda _news: None
+) -> AnswerWriter:
+    """A writer whose news are drained as soon as they come."""
+
+    def drain() -> None:
+        if news := made.recorder.drain(max(made.steps.values())):
+            on_news(news)
+
+    made = AnswerWriter(request, VOCABULARY, pool, drain)
+    return made
+
+
 async def written(
-    service: Service, requests: Sequence[Request], on_news: OnNews = lambda _: None
+    service: Service, requests: Sequence[Request], on_news: OnNews = lambda _news: None
 ) -> list[Answer]:
     """Write all answers at the same time."""
     async with aclosing(ReplicaPool(service)) as pool:
         try:
             async with asyncio.TaskGroup() as group:
-                writers = [AnswerWriter(one, VOCABULARY, pool, on_news) for one in requests]
+                writers = [writer(one, pool, on_news) for one in requests]
                 tasks = [group.create_task(one.run()) for one in writers]
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None

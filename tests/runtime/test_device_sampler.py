@@ -15,9 +15,9 @@ from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.runtime.device_sampler import sampled_rows
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
-from pasta_decoding.runtime.sampler import History, Sampler, sampled
+from pasta_decoding.runtime.sampler import Sampler, sampled
 from pasta_decoding.runtime.scheduler import Scheduler
-from tests.law.world import CONTROL, END, OPEN, SCHEME
+from tests.law.world import OPEN, SCHEME
 from tests.runtime.machine import A, B, finish
 from tests.runtime.play import SIZE, VOCABULARY
 from tests.tiny import tiny_llama
@@ -87,15 +87,9 @@ def test_answers_are_the_same_wherever_their_tokens_are_sampled(
         scheduler = Scheduler(engine, VOCABULARY, SCHEME)
         numbers = []
         for number in range(3):
-            prompt = (A, B + number)
-            history = History(prompt, CONTROL, CONTROL.ids | {END})
-            sampler = Sampler(
-                replace(sampling, temperature=temperature),
-                number,
-                history if sampling.penalises else None,
-            )
+            sampler = Sampler(replace(sampling, temperature=temperature), number)
             rules = Rules(60, max_chunks=4, topic=eagerness is None, eagerness=eagerness)
-            numbers.append(scheduler.add(Request(prompt, sampler, rules)))
+            numbers.append(scheduler.add(Request((A, B + number), sampler, rules)))
         answers.append(finish(scheduler, numbers))
     there, here = answers
     assert [answer.layout for answer in there] == [answer.layout for answer in here]

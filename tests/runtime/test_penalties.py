@@ -10,60 +10,55 @@ import pytest
 
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.decoder import answer_of
+from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Request, SamplingParams
-from pasta_decoding.runtime.sampler import History, Sampler, logprobs_of
+from pasta_decoding.runtime.sampler import Sampler, logprobs_of
 from pasta_decoding.runtime.text import AnswerText
 from tests.law.whim import EveryThread, ReadingOrder
-from tests.law.world import CLOSE, CONTROL, END, OPEN, P20, SYNC
+from tests.law.world import CLOSE, END, OPEN, P20, SCHEME, SYNC
 from tests.runtime.machine import RULES, A, B, C, leaning, machine
-from tests.runtime.play import SIZE
+from tests.runtime.play import SIZE, VOCABULARY
 
-EXEMPT = CONTROL.ids | {END}
 MAIN_IDS = (A, B, OPEN, C, P20, B, OPEN, A, P20, A, SYNC, C)
 CHUNKS = {1: (C, C, CLOSE), 2: (A, CLOSE)}
 
 
-def history() -> History:
-    found = History((B, B, END), CONTROL, EXEMPT)
-    found.begin()
-    return found
+@pytest.mark.parametrize("order", list(permutations([MAIN, 1, 2])))
+def test_main_sees_chunks_behind_their_sync_whoever_was_first(order: tuple[int, ...]) -> None:
+    interpreter = Interpreter(VOCABULARY, SCHEME, RULES, 3)
+    lines = {MAIN: MAIN_IDS[9:11], **CHUNKS}
+    for token in MAIN_IDS[:9]:
+        interpreter.on_token(MAIN, token)
+    for thread in order:
+        for token in lines[thread]:
+            interpreter.on_token(thread, token)
+    interpreter.on_token(MAIN, C)
+    assert Counter(interpreter.text_seen(MAIN)) == Counter({A: 3, B: 2, C: 3})
+    assert Counter(interpreter.text_seen(1)) == Counter({A: 1, B: 1, C: 2})
+    assert Counter(interpreter.text_seen(2)) == Counter({A: 2, B: 2})
 
 
 def test_in_a_topic_nothing_is_penalised() -> None:
-    seen = history()
-    for token in (A, B):
-        seen.note(MAIN, token)
-    penalties = SamplingParams(repetition_penalty=1.5, presence_penalty=1.0)
-    assert seen.adjustment(MAIN, penalties, {}).ids.tolist()
-    seen.note(MAIN, OPEN)
-    assert seen.adjustment(MAIN, penalties, {7: 2.0}).ids.tolist() == [7]
-    seen.note(MAIN, P20)
-    assert A in seen.adjustment(MAIN, penalties, {}).ids
-
-
-@pytest.mark.parametrize("order", list(permutations([MAIN, 1, 2])))
-def test_main_sees_chunks_behind_their_sync_whoever_was_first(order: tuple[int, ...]) -> None:
-    seen = history()
-    lines = {MAIN: list(MAIN_IDS[9:11]), **{thread: list(ids) for thread, ids in CHUNKS.items()}}
-    for token in MAIN_IDS[:9]:
-        seen.note(MAIN, token)
-    for thread in order:
-        for token in lines[thread]:
-            seen.note(thread, token)
-    assert seen.counts(MAIN) == Counter({A: 3, B: 2, C: 2})
-    assert seen.counts(1) == Counter({A: 1, B: 1, C: 2})
-    assert seen.counts(2) == Counter({A: 2, B: 2})
+    _, scheduler = machine(leaning(0))
+    sampler = Sampler(SamplingParams(repetition_penalty=1.5, logit_bias={C: 1.0}))
+    generation = scheduler.add(Request((B, B, END, SYNC), sampler, RULES))
+    interpreter, found = generation.interpreter, []
+    for token in (A, OPEN, B, P20):
+        interpreter.on_token(MAIN, token)
+        adjustment = generation.row_params(MAIN).adjustment
+        assert adjustment is not None
+        found.append(set(adjustment.ids.tolist()))
+    assert found == [{A, B, C}, {C}, {C}, {A, B, C}]
 
 
 def test_each_penalty_does_what_its_name_says() -> None:
-    seen = history()
-    for token in (A, A, C):
-        seen.note(MAIN, token)
     logits_V = np.zeros(SIZE, dtype=np.float32)
     logits_V[[A, B, C]] = 4, -4, 1
     params = SamplingParams(repetition_penalty=2, presence_penalty=0.5, frequency_penalty=0.25)
-    got_V = seen.adjustment(MAIN, params, {C: 3.0, END: -1.0}).apply(logits_V)
+    adjustment = Sampler(params).row(MAIN, 3, {C: 3.0, END: -1.0}, (A, A, C), {B}).adjustment
+    assert adjustment is not None
+    got_V = adjustment.apply(logits_V)
     assert got_V[[A, B, C, END]].tolist() == [2 - 0.5 - 0.5, -8, 0.5 - 0.75 + 3, -1]
     assert np.count_nonzero(got_V) == 4
     assert logits_V[A] == 4
@@ -80,7 +75,7 @@ def test_logprobs_are_the_models_own() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_penalties_and_logprobs_do_not_depend_on_who_writes_when(seed: int) -> None:
     sampling = SamplingParams(1, repetition_penalty=1.5, frequency_penalty=1, seed=seed, logprobs=2)
-    sampler = Sampler(sampling, 0, History((A, B), CONTROL, EXEMPT))
+    sampler = Sampler(sampling)
     request = Request((A, B), sampler, RULES)
 
     def told(policy: SchedulingPolicy) -> tuple[object, ...]:

@@ -13,14 +13,12 @@ from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.streams import Result, Start, Stream, events_of, text_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.prompt import Message
-from pasta_decoding.runtime.answer import Sent
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.loop import ClosedError, EngineLoop
-from pasta_decoding.runtime.policy import SchedulingPolicy
 
 if TYPE_CHECKING:
-    from pasta_decoding.remote.decoder import RemoteDecoder, RemoteWorker
+    from pasta_decoding.remote.decoder import RemoteDecoder
 
 DEFAULT_CONCURRENCY = 16
 _DEFAULT = GenerationConfig()
@@ -31,29 +29,6 @@ token ids of a whole prompt."""
 
 OnResult = Callable[[int, Result], None]
 AnyDecoder: TypeAlias = "LocalDecoder | RemoteDecoder"
-Worker: TypeAlias = "EngineLoop | RemoteWorker"
-
-
-def open_worker(
-    decoder: AnyDecoder,
-    *,
-    max_requests: int | None = None,
-    policy: SchedulingPolicy | None = None,
-    on_step: Callable[[int], object] | None = None,
-    on_sent: Callable[[Sent], object] | None = None,
-) -> Worker:
-    """Return a worker that writes answers with a decoder; the caller closes it.
-
-    max_requests: how many answers are written at a time; None: as many as there is room for.
-    policy: which threads write in a step, and
-    on_step: called with how many did, on an engine in this process.
-    on_sent: called with what an answer asked of servers.
-    """
-    if isinstance(decoder, LocalDecoder):
-        return EngineLoop(decoder, max_requests=max_requests, policy=policy, on_step=on_step)
-    from pasta_decoding.remote.decoder import RemoteWorker
-
-    return RemoteWorker(decoder, max_requests=max_requests, on_sent=on_sent)
 
 
 class Model:
@@ -69,7 +44,7 @@ class Model:
 
     def __init__(self, decoder: AnyDecoder) -> None:
         self.decoder = decoder
-        self._worker: Worker | None = None
+        self._worker: EngineLoop | None = None
         self._lock = Lock()
         self._closed = False
 
@@ -190,12 +165,12 @@ class Model:
         request = self.decoder.request(ids, config.rules, config.sampling(), number)
         return partial(self._working().submit, request)
 
-    def _working(self) -> Worker:
+    def _working(self) -> EngineLoop:
         with self._lock:  # an engine has one worker, whichever threads ask first
             if self._closed:
                 raise ClosedError
             if self._worker is None:
-                self._worker = open_worker(self.decoder)
+                self._worker = EngineLoop(self.decoder)
             return self._worker
 
 

@@ -17,17 +17,13 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from pasta_decoding.data.rows import Question
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.methods import Method, Stage
 from pasta_decoding.evaluation.records import Record, Run, begin_run
-
-if TYPE_CHECKING:
-    from pasta_decoding.remote.decoder import Asked
-    from pasta_decoding.runtime.generation import Generation
 
 FAILURES = (PastaError, RuntimeError)
 """What an engine raises if it cannot: torch and llama.cpp report a failed pass as the second."""
@@ -168,7 +164,7 @@ def _answer(
     began_s = plan.clock()
     asking = method.ask(question)
     resume: Callable[[], Stage] = partial(next, asking)
-    asked: list[Generation | Asked] = []
+    asked: list[Any] = []
     try:
         while True:
             asked.extend(scheduler.add(one) for one in resume())
@@ -187,7 +183,7 @@ def _answer(
             scheduler.cancel(one)
 
 
-def _waiting(asked: Sequence[Generation | Asked], plan: Plan) -> Iterator[None]:
+def _waiting(asked: Sequence[Any], plan: Plan) -> Iterator[None]:
     """Yield until all are answered. Raises PastaError if nothing is computed for too long."""
     before, last_s = [0], plan.clock()
     while missing := [one for one in asked if one.result() is None]:

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pasta_decoding.lang import tags
-from pasta_decoding.lang.parser import parse
 from pasta_decoding.lang.tree import (
     MAX_TOKENS,
     MAX_TOPIC_CHARS,
     MAX_TOPIC_WORDS,
-    read_events,
+    read,
     valid_tokens,
     valid_topic,
 )
@@ -56,10 +55,9 @@ class Problem:
 
 def check(text: str, *, topic_required: bool = True) -> list[Problem]:
     """Return what is wrong with a response in the text form, in reading order."""
-    events = parse(text)
     found: list[tuple[int, str]] = []
-    read_events(events, lambda pos, rule: found.append((pos, rule)))
-    for event in events:
+    read(text, lambda pos, rule: found.append((pos, rule)))
+    for event in tags.parse(text):
         if isinstance(event, tags.Promise):
             rules = _promise_rules(event, topic_required=topic_required)
             found += [(event.pos, rule) for rule in rules]

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from pasta_decoding.lang.positions import SHARED_MAX, Extent, Scheme
+from pasta_decoding.lang.positions import SHARED_MAX, Scheme
 
 MAIN = 0
 
@@ -116,7 +116,7 @@ def lay_out(
     A chunk follows its promise directly. `async_close` and `end` are the labels of a chunk's and
     of the main thread's last token; `end` is None for an answer that was cut off.
     """
-    return _lay_out(prompt, segments, _Builder(scheme, async_close), end)
+    return _Builder(scheme, async_close).layout(prompt, segments, end)
 
 
 def lay_out_rows(
@@ -135,12 +135,12 @@ def lay_out_rows(
         if not isinstance(segment, SyncRun):
             stretch.append(segment)
             continue
-        rows.append(_lay_out(copy, stretch, builder, segment.id))
+        rows.append(builder.layout(copy, stretch, segment.id))
         copy += (*in_reading_order(stretch, async_close), segment.id)
         step = rows[-1].critical_path + 1
         builder = _Builder(SHARED_MAX, async_close, first_step=step, threads=builder.threads)
         stretch = []
-    return (*rows, _lay_out(copy, stretch, builder, end))
+    return (*rows, builder.layout(copy, stretch, end))
 
 
 def in_reading_order(segments: Sequence[Segment], async_close: int) -> tuple[int, ...]:
@@ -155,15 +155,6 @@ def in_reading_order(segments: Sequence[Segment], async_close: int) -> tuple[int
             case _:
                 ids += segment.ids
     return tuple(ids)
-
-
-def _lay_out(
-    prompt: Sequence[int], segments: Sequence[Segment], builder: _Builder, end: int | None
-) -> Layout:
-    builder.add_prompt(prompt)
-    for segment in segments:
-        builder.add(segment)
-    return builder.finish(end)
 
 
 @dataclass(slots=True)
@@ -185,16 +176,23 @@ class _Builder:
     rows: list[_Row] = field(default_factory=list)
     main: list[_Row] = field(default_factory=list)
     open_chunks: list[list[_Row]] = field(default_factory=list)
-    extents: list[Extent] = field(default_factory=list)
     threads: int = 0
     next_position: int = 0
     promised: int | None = None
 
-    def add_prompt(self, ids: Sequence[int]) -> None:
-        for token in ids:
+    def layout(self, prompt: Sequence[int], segments: Sequence[Segment], end: int | None) -> Layout:
+        for token in prompt:
             self._append_main(token, self.next_position, step=self.first_step, chosen=False)
+        for segment in segments:
+            self._add(segment)
+        assert self.promised is None, "a promise without its chunk"
+        if self.main:
+            self.main[-1].label = end
+        self._make_visible(len(self.main))
+        columns = ("token", "thread", "position", "visible_until", "visible_from", "label", "step")
+        return Layout(*(tuple(getattr(row, name) for row in self.rows) for name in columns))
 
-    def add(self, segment: Segment) -> None:
+    def _add(self, segment: Segment) -> None:
         assert (self.promised is not None) == isinstance(segment, ChunkRun), (
             "a chunk follows its promise directly, and nothing else does"
         )
@@ -208,14 +206,6 @@ class _Builder:
                 self._add_chunk(ids, closed=closed)
             case SyncRun(token):
                 self._add_sync(token)
-
-    def finish(self, end: int | None) -> Layout:
-        assert self.promised is None, "a promise without its chunk"
-        if self.main:
-            self.main[-1].label = end
-        self._make_visible(len(self.main))
-        columns = ("token", "thread", "position", "visible_until", "visible_from", "label", "step")
-        return Layout(*(tuple(getattr(row, name) for row in self.rows) for name in columns))
 
     def _add_run(self, ids: Sequence[int], forced: int) -> None:
         for index, token in enumerate(ids):
@@ -236,21 +226,19 @@ class _Builder:
         close = self.main[-1]
         first = close.position + 1
         self.threads += 1
-        chunk = [
-            _Row(token, self.threads, first + n, close.visible_until, 0, close.step + n)
-            for n, token in enumerate(ids)
-        ]
         labels = [*ids[1:], self.async_close if closed else None]
-        for row, label in zip(chunk, labels, strict=True):
-            row.label = label
+        chunk = [
+            _Row(token, self.threads, first + n, close.visible_until, 0, close.step + n, label)
+            for n, (token, label) in enumerate(zip(ids, labels, strict=True))
+        ]
         self.rows += chunk
         self.open_chunks.append(chunk)
-        self.extents.append(Extent(first, first + len(ids) - 1))
         self.next_position = self.scheme.main_next(close.position, self.promised)
         self.promised = None
 
     def _add_sync(self, token: int) -> None:
-        position = self.scheme.sync(self.next_position, self.extents)
+        chunks = [range(chunk[0].position, chunk[-1].position + 1) for chunk in self.open_chunks]
+        position = self.scheme.sync(self.next_position, chunks)
         ends = [chunk[-1].step for chunk in self.open_chunks]
         self._make_visible(len(self.main))
         self._append_main(token, position, step=max([self.main[-1].step, *ends]) + 1, chosen=True)
@@ -260,4 +248,3 @@ class _Builder:
             for row in chunk:
                 row.visible_from = ordinal
         self.open_chunks.clear()
-        self.extents.clear()

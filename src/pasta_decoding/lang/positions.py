@@ -13,22 +13,14 @@ from dataclasses import dataclass
 from pasta_decoding.errors import PastaError
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """The positions of one chunk: that of its ASYNC_OPEN, and that of its last token so far."""
-
-    first: int
-    last: int
-
-
-def behind_largest(main_next: int, joined: Sequence[Extent]) -> int:
+def behind_largest(main_next: int, joined: Sequence[range]) -> int:
     """Return the position behind the largest that SYNC sees."""
-    return max([main_next, *(chunk.last + 1 for chunk in joined)])
+    return max([main_next, *(chunk.stop for chunk in joined)])
 
 
-def behind_sum(main_next: int, joined: Sequence[Extent]) -> int:
+def behind_sum(main_next: int, joined: Sequence[range]) -> int:
     """Return the position that leaves room for all joined chunks, one behind the other."""
-    return main_next + sum(chunk.last + 1 - chunk.first for chunk in joined)
+    return main_next + sum(map(len, joined))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +28,13 @@ class Scheme:
     """One scheme.
 
     name:        what `pasta.json` calls it.
-    sync:        where SYNC goes, given main's next position and the chunks that it joins.
+    sync:        where SYNC goes, given main's next position and those of the chunks that it joins.
     reserves:    does main leave out as many positions as its promise has tokens (its bucket)?
     consecutive: is each position 1 + the largest that its thread sees? Some engines need that.
     """
 
     name: str
-    sync: Callable[[int, Sequence[Extent]], int]
+    sync: Callable[[int, Sequence[range]], int]
     reserves: bool = False
     consecutive: bool = False
 
@@ -64,7 +56,7 @@ SCHEMES = {scheme.name: scheme for scheme in (SHARED_MAX, SHARED_SUM, RESERVE)}
 
 
 def scheme_named(name: str) -> Scheme:
-    """Return the scheme called `name`. Raises PastaError with the known names otherwise."""
+    """Raises PastaError, with the known names, if it is none of them."""
     if name not in SCHEMES:
         raise PastaError(f"no position scheme {name!r}; known are {', '.join(SCHEMES)}")
     return SCHEMES[name]

@@ -1,7 +1,8 @@
-"""What the parser emits: the whole vocabulary of the language, one class a tag.
+r"""The text form as events: the whole vocabulary of the language, one class a tag.
 
-`pos` is the index of the event's first source character (escapes included), counted from
-0 over everything fed so far. Error messages and golden files refer to it.
+`pos` is the index of an event's first source character, escapes included; error messages and golden
+files refer to it. Reading undoes the escapes: of k backslashes before an attempt at a tag k // 2
+remain, and if k is odd the tag is text. Backslashes elsewhere stay as they are.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ DEFAULT_TOKENS = 50
 """The length of a chunk whose promise does not say one that can be read."""
 
 MAX_PROMISE_CHARS = 250
-"""Characters between `<promise ` and `>`. It bounds what a streaming reader must hold back."""
+"""Characters between `<promise ` and `>`; with more of them it is text."""
 
 ATTEMPT = re.compile(rf"<(?:promise [^<>]{{0,{MAX_PROMISE_CHARS}}}|async|/async|sync/)>")
 """An attempt at a tag. Two attempts never overlap: neither holds a `<` but its first."""
@@ -25,7 +26,7 @@ _NUMBER = re.compile(r"[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Answer text, escapes undone. It may be cut anywhere; only the sum of neighbours counts."""
+    """Answer text, escapes undone; no two are neighbours."""
 
     pos: int
     text: str
@@ -68,8 +69,25 @@ class Sync:
 Event = Text | Promise | AsyncOpen | AsyncClose | Sync
 
 
-def tag_event(pos: int, source: str) -> Promise | AsyncOpen | AsyncClose | Sync:
-    """Return the event of a tag: `source` is one whole match of `ATTEMPT`."""
+def parse(text: str) -> list[Event]:
+    """Return the events of a whole text. Any text has some."""
+    events: list[Event] = []
+    said, begin, done = "", 0, 0  # the text since the last tag, where that ended, and what is read
+    for attempt in ATTEMPT.finditer(text):
+        before = text[done : attempt.start()]
+        body = before.rstrip("\\")
+        kept, literal = divmod(len(before) - len(body), 2)
+        said += body + "\\" * kept + (attempt.group() if literal else "")
+        done = attempt.end()
+        if not literal:
+            events += [Text(begin, said)] if said else []
+            events.append(_tag(attempt.start(), attempt.group()))
+            said, begin = "", done
+    said += text[done:]
+    return [*events, Text(begin, said)] if said else events
+
+
+def _tag(pos: int, source: str) -> Event:
     match source:
         case "<async>":
             return AsyncOpen(pos)
@@ -77,24 +95,15 @@ def tag_event(pos: int, source: str) -> Promise | AsyncOpen | AsyncClose | Sync:
             return AsyncClose(pos)
         case "<sync/>":
             return Sync(pos)
-        case _:
-            return _promise(pos, source)
+    first = dict(reversed(attributes(source)))
+    tokens = first.get("tokens", "")
+    length = int(tokens) if _NUMBER.fullmatch(tokens) else None
+    return Promise(pos, first.get("topic"), length, source)
 
 
 def attributes(source: str) -> list[tuple[str, str]]:
     """Return every `name="value"` of a promise tag in order; what has another form is skipped."""
     return _ATTRIBUTE.findall(source)
-
-
-def _promise(pos: int, source: str) -> Promise:
-    first = dict(reversed(attributes(source)))
-    tokens = first.get("tokens", "")
-    return Promise(
-        pos,
-        first.get("topic"),
-        int(tokens) if _NUMBER.fullmatch(tokens) else None,
-        source,
-    )
 
 
 def promise_tag(topic: str | None, tokens: int) -> str:

@@ -6,11 +6,10 @@ meaning; the table in docs/language.md has a row for each `report` and each `val
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 from pasta_decoding.lang import tags
-from pasta_decoding.lang.parser import parse
 
 MAX_TOPIC_WORDS = 3
 MAX_TOPIC_CHARS = 200
@@ -45,9 +44,13 @@ Report = Callable[[int, str], None]
 """Called with a source position and the rule of lang/check.py that is broken there."""
 
 
-def read(text: str) -> Tree:
+def read(text: str, report: Report = lambda _pos, _rule: None) -> Tree:
     """Return the meaning of a response in the text form, whatever it holds."""
-    return read_events(parse(text))
+    reader, events = _Reader(report), iter(tags.parse(text))
+    for event in events:
+        reader.read(event, events)
+    reader.drop_promise()
+    return tuple(reader.nodes)
 
 
 def show(tree: Tree) -> str:
@@ -107,107 +110,73 @@ def _show_node(node: Node, *, before_tag: bool) -> str:
             return "<sync/>"
 
 
-def read_events(events: Iterable[tags.Event], report: Report = lambda _pos, _rule: None) -> Tree:
-    """Return the meaning of the events of one whole response; `report` hears what is malformed."""
-    reader = _TreeReader(report)
-    for event in events:
-        reader.on_event(event)
-    return reader.finish()
+@dataclass
+class _Reader:
+    report: Report
+    nodes: list[Node] = field(default_factory=list)
+    promise: tags.Promise | None = None
+    unjoined: bool = False
 
-
-class _TreeReader:
-    """The meaning of one response, event by event."""
-
-    def __init__(self, report: Report) -> None:
-        self._report = report
-        self._nodes: list[Node] = []
-        self._span: list[str] = []
-        self._promise: tags.Promise | None = None
-        self._chunk: list[str] | None = None
-        self._chunk_pos = 0
-        self._unjoined = False
-
-    def on_event(self, event: tags.Event) -> None:
-        if self._chunk is None:
-            self._in_main(event)
-        else:
-            self._in_chunk(event, self._chunk)
-
-    def finish(self) -> Tree:
-        """Consume the end of the answer: an open chunk is closed, a bare promise dropped."""
-        if self._chunk is not None:
-            self._report(self._chunk_pos, "unclosed-async")
-            self._close(self._chunk)
-        self._drop_promise()
-        self._end_span()
-        return tuple(self._nodes)
-
-    def _in_main(self, event: tags.Event) -> None:
+    def read(self, event: tags.Event, behind: Iterator[tags.Event]) -> None:
+        """Read an event of the main thread; if it opens a chunk, also what is `behind` it."""
         match event:
             case tags.Text(_, text):
-                self._span.append(text)
                 if not text.isspace():
-                    self._drop_promise()
-            case tags.Promise():
-                self._drop_promise()
-                self._promise = event
-            case tags.AsyncOpen():
-                self._open(event)
-            case tags.AsyncClose():
-                self._drop_promise()
-                self._report(event.pos, "stray-close")
-            case tags.Sync():
-                self._drop_promise()
-                self._sync(event)
+                    self.drop_promise()
+                if self.nodes and isinstance(span := self.nodes[-1], Span):
+                    self.nodes[-1] = Span(span.text + text)
+                else:
+                    self.nodes.append(Span(text))
+            case tags.AsyncOpen(pos) if self.promise is not None:
+                self._add_chunk(self.promise, pos, behind)
+            case _:
+                self.drop_promise()
+                self._read_tag(event)
 
-    def _in_chunk(self, event: tags.Event, chunk: list[str]) -> None:
+    def drop_promise(self) -> None:
+        if self.promise is not None:
+            self.report(self.promise.pos, "promise-without-async")
+        self.promise = None
+
+    def _add_chunk(self, promise: tags.Promise, pos: int, behind: Iterator[tags.Event]) -> None:
+        if promise.pos + len(promise.source) != pos:
+            self.report(pos, "space-before-async")
+        text = _chunk_text(pos, behind, self.report)
+        self.nodes.append(Chunk(valid_topic(promise.topic), valid_tokens(promise.tokens), text))
+        self.promise, self.unjoined = None, True
+
+    def _read_tag(self, event: tags.Event) -> None:
+        match event:
+            case tags.Promise():
+                self.promise = event
+            case tags.AsyncOpen(pos):
+                self.report(pos, "async-without-promise")
+            case tags.AsyncClose(pos):
+                self.report(pos, "stray-close")
+            case tags.Sync() if self.unjoined:
+                self.nodes.append(Sync())
+                self.unjoined = False
+            case tags.Sync(pos):
+                self.report(pos, "idle-sync")
+
+
+def _chunk_text(begin: int, behind: Iterator[tags.Event], report: Report) -> str:
+    """Read a chunk to its end, which may be the end of the response."""
+    texts: list[str] = []
+    for event in behind:
         match event:
             case tags.Text(pos, text):
-                if not chunk and text[:1].isspace():
-                    self._report(pos, "space-in-chunk")
-                chunk.append(text)
-            case tags.AsyncClose():
-                if chunk and chunk[-1][-1:].isspace():
-                    self._report(event.pos, "space-in-chunk")
-                self._close(chunk)
+                if not texts and text[0].isspace():
+                    report(pos, "space-in-chunk")
+                texts.append(text)
+            case tags.AsyncClose(pos):
+                if texts and texts[-1][-1].isspace():
+                    report(pos, "space-in-chunk")
+                break
             case _:
-                self._report(event.pos, "tag-in-chunk")
-
-    def _open(self, event: tags.AsyncOpen) -> None:
-        promise = self._promise
-        if promise is None:
-            self._report(event.pos, "async-without-promise")
-            return
-        if promise.pos + len(promise.source) != event.pos:
-            self._report(event.pos, "space-before-async")
-        self._chunk = []
-        self._chunk_pos = event.pos
-
-    def _close(self, chunk: list[str]) -> None:
-        promise = self._promise
-        assert promise is not None, "a chunk was opened without its promise"
-        if not chunk:
-            self._report(self._chunk_pos, "empty-chunk")
-        self._end_span()
-        node = Chunk(valid_topic(promise.topic), valid_tokens(promise.tokens), "".join(chunk))
-        self._nodes.append(node)
-        self._promise = self._chunk = None
-        self._unjoined = True
-
-    def _sync(self, event: tags.Sync) -> None:
-        if not self._unjoined:
-            self._report(event.pos, "idle-sync")
-            return
-        self._end_span()
-        self._nodes.append(Sync())
-        self._unjoined = False
-
-    def _drop_promise(self) -> None:
-        if self._promise is not None:
-            self._report(self._promise.pos, "promise-without-async")
-        self._promise = None
-
-    def _end_span(self) -> None:
-        if self._span:
-            self._nodes.append(Span("".join(self._span)))
-        self._span = []
+                report(event.pos, "tag-in-chunk")
+    else:
+        report(begin, "unclosed-async")
+    if not texts:
+        report(begin, "empty-chunk")
+    return "".join(texts)

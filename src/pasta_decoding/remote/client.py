@@ -10,7 +10,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Any
@@ -35,7 +35,6 @@ MAX_RETRY_AFTER_S = 30.0
 
 _HEALTHY = frozenset({400, 413, 422, 429})
 """These say nothing against a server: the request does not fit, or there are too many."""
-_MAX_ERROR_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,19 +269,13 @@ async def _in_time(coming: Awaitable[Any], began_s: float, limit_s: float) -> An
 
 
 async def _refusal(response: httpx.Response, service: Service) -> RemoteError:
-    """Return the error of a reply that is no stream; its reason is read as far as one cares to."""
-    body, status, said = b"", response.status_code, "no reason came"
-    try:
+    """Return the error of a reply that is no stream."""
+    status, said = response.status_code, "no reason came"
+    with suppress(TimeoutError, ValueError, RecursionError):  # it is as it was read
         async with asyncio.timeout(service.token_s):
-            async for piece in response.aiter_bytes():
-                body += piece
-                if len(body) > _MAX_ERROR_BYTES:
-                    break
-        said = body[:_MAX_ERROR_BYTES].decode("utf-8", "replace")
+            said = (await response.aread()).decode("utf-8", "replace")
         found = json.loads(said)
         said = found.get("error", found) if isinstance(found, dict) else found
-    except (TimeoutError, ValueError, RecursionError):
-        pass  # it is as it was read
     if status in (401, 403):
         return RemoteError(f"it refuses the key ({status}); set PASTA_REMOTE_KEY")
     if status == 404:

@@ -1,16 +1,12 @@
-"""One served model, ready to answer: what `runtime.decoder` and `runtime.loop` are to an engine."""
+"""One served model, ready to answer: what `runtime.decoder` and `Scheduler` are to an engine."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
-import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import httpx2 as httpx
@@ -26,12 +22,12 @@ from pasta_decoding.runtime.admission import check_fits
 from pasta_decoding.runtime.answer import Answer, Sent
 from pasta_decoding.runtime.decoder import Decoder, decoder_fields
 from pasta_decoding.runtime.events import Progress
-from pasta_decoding.runtime.loop import Cancel, ClosedError, Failure, Listener, News
 from pasta_decoding.runtime.request import Request, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.scheduler import Activity
 
-_MAX_MODELS_BYTES = 2**20
+STEP_S = 0.02
+"""The longest that a step waits for news: so long may it take until new requests are let in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +44,43 @@ class RemoteDecoder(Decoder):
     def name(self) -> str:
         return "remote"
 
-    def scheduler(self, *, clock: Callable[[], float] = time.perf_counter) -> RemoteScheduler:  # noqa: ARG002
-        return RemoteScheduler(self)
+    def scheduler(self, **options: Any) -> RemoteScheduler:
+        return RemoteScheduler(self, **options)
 
-    def check(self, request: Request) -> None:
-        """Raise PastaError if `request` could never be answered."""
-        check_fits(request, Limits(self.service.vocabulary_size, self.service.max_positions))
-
-    def sampler(self, prompt: Sequence[int], sampling: SamplingParams, choice: int = 0) -> Sampler:
+    def sampler(self, sampling: SamplingParams, choice: int = 0) -> Sampler:
         if sampling.penalises:
             raise PastaError("servers cannot count what an answer repeats across its threads")
         if sampling.logprobs is not None:
             raise PastaError("the servers send token ids and no logprobs")
-        return Decoder.sampler(self, prompt, sampling, choice)
+        return Decoder.sampler(self, sampling, choice)
 
 
-class RemoteWorker:
-    """As `EngineLoop`, over servers: a thread with an event loop, which holds connections to them.
+@dataclass(eq=False)
+class RemoteGeneration:
+    """One answer of a `RemoteScheduler`, as `Generation` is one of a `Scheduler`."""
 
-    max_requests: how many answers are written at a time; None sets no limit.
+    writer: AnswerWriter
+    task: asyncio.Task[Answer]
+
+    @property
+    def computed(self) -> int:
+        return 1 + len(self.writer.trace.fed)
+
+    @property
+    def error(self) -> BaseException | None:
+        return self.task.exception() if self.task.done() else None
+
+    def result(self) -> Answer | None:
+        return self.task.result() if self.task.done() else None
+
+    def drain(self) -> Progress | None:
+        return self.writer.recorder.drain(max(self.writer.steps.values()))
+
+
+class RemoteScheduler:
+    """As `Scheduler`, over servers. Its answers are written while `step` waits for their news.
+
+    max_requests: how many are written at a time; None sets no limit.
     on_sent: called with what an answer asked of servers, whatever ended it.
     """
 
@@ -75,129 +89,63 @@ class RemoteWorker:
         decoder: RemoteDecoder,
         *,
         max_requests: int | None = None,
-        on_sent: Callable[[Sent], object] | None = None,
+        on_sent: Callable[[Sent], object] = lambda _sent: None,
+        **_options: Any,
     ) -> None:
         self._decoder, self._on_sent = decoder, on_sent
         self._places = asyncio.Semaphore(max_requests) if max_requests else nullcontext()
-        # The answers' own tasks, and who writes in those that have a place.
-        self._writers: dict[asyncio.Task[Any] | None, AnswerWriter | None] = {}
-        self._handing_in = threading.Lock()
-        self._closed = False
         self._pool = ReplicaPool(decoder.service)
+        self._news = asyncio.Event()
         self._loop = asyncio.new_event_loop()
-        run = self._loop.run_forever
-        self._thread = threading.Thread(target=run, name="pasta-remote", daemon=True)
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        return not self._closed
+        self._unended: list[RemoteGeneration] = []
 
     @property
     def activity(self) -> Activity:
-        writers = [one for one in tuple(self._writers.values()) if one is not None]
+        writers = [one.writer for one in self._unended if one.writer.trace.sent is not None]
         live = sum(len(one.interpreter.writing) for one in writers)
         return Activity(running=len(writers), live_threads=live)
 
     def check(self, request: Request) -> None:
-        self._decoder.check(request)
+        service = self._decoder.service
+        check_fits(request, Limits(service.vocabulary_size, service.max_positions))
 
-    def submit(self, request: Request, listener: Listener) -> Cancel:
+    def add(self, request: Request) -> RemoteGeneration:
         self.check(request)
-        with self._handing_in:
-            if self._closed:
-                raise ClosedError
-            return self._soon(self._write(request, listener)).cancel
+        writer = AnswerWriter(request, self._decoder.vocabulary, self._pool, self._news.set)
+        generation = RemoteGeneration(writer, self._loop.create_task(self._write(writer)))
+        self._unended.append(generation)
+        return generation
+
+    def step(self) -> int:
+        """Let answers be written until there is news of one; 0: they take no steps of an engine."""
+        self._loop.run_until_complete(self._wait())
+        self._unended = [one for one in self._unended if not one.task.done()]
+        return 0
+
+    def cancel(self, *generations: RemoteGeneration) -> None:
+        for one in generations:
+            if one.task.cancel():
+                with suppress(asyncio.CancelledError, Exception):
+                    self._loop.run_until_complete(one.task)
 
     def close(self) -> None:
-        with self._handing_in:
-            if self._closed:
-                return
-            self._closed = True
-        self._soon(self._stop()).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self.cancel(*self._unended)
+        self._loop.run_until_complete(self._pool.aclose())
         self._loop.close()
 
-    def _soon(self, coroutine: Coroutine[Any, Any, None]) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+    async def _wait(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._news.wait(), STEP_S)
+        self._news.clear()
 
-    # The loop's thread
-
-    async def _write(self, request: Request, listener: Listener) -> None:
-        task = asyncio.current_task()
-        last: Answer | Failure | None = None
-        self._writers[task] = None
+    async def _write(self, writer: AnswerWriter) -> Answer:
         try:
             async with self._places:
-                writer = AnswerWriter(request, self._decoder.vocabulary, self._pool, listener)
-                self._writers[task] = writer
-                try:
-                    last = await writer.run()
-                finally:
-                    if self._on_sent is not None:
-                        self._on_sent(writer.lease.sent)
-        except asyncio.CancelledError:
-            last = Failure(ClosedError()) if self._closed else None
-            raise
-        except Exception as error:  # noqa: BLE001  whoever asked hears of it
-            last = Failure(error)
+                return await writer.run()
         finally:
-            del self._writers[task]
-            if last is not None:
-                listener(last)
-
-    async def _stop(self) -> None:
-        # Only the answers' own tasks: each ends those that it began. anyio leaves a coroutine
-        # unawaited whose task is cancelled from outside before it ran.
-        tasks = [task for task in self._writers if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._pool.aclose()
-
-
-@dataclass(eq=False)
-class Asked:
-    """One request of a `RemoteScheduler`; `last` is what ended it."""
-
-    last: News | None = None
-    computed: int = 1
-
-    def result(self) -> Answer | None:
-        if isinstance(self.last, Failure):
-            raise self.last.error
-        return self.last if isinstance(self.last, Answer) else None
-
-
-class RemoteScheduler:
-    """As `Scheduler`, by a worker of its own. Not for several threads."""
-
-    def __init__(self, decoder: RemoteDecoder) -> None:
-        self._worker = RemoteWorker(decoder)
-        self._news: SimpleQueue[tuple[Asked, News]] = SimpleQueue()
-        self._cancels: dict[Asked, Cancel] = {}
-        self.close = self._worker.close
-
-    def add(self, request: Request) -> Asked:
-        asked = Asked()
-        tell = self._news.put
-        self._cancels[asked] = self._worker.submit(request, lambda news: tell((asked, news)))
-        return asked
-
-    def step(self) -> None:
-        """Wait for news of an answer, a second at most; not at all if none is under way."""
-        if self._cancels:
-            with suppress(Empty):
-                asked, news = self._news.get(timeout=1)
-                asked.computed += 1
-                if asked in self._cancels and not isinstance(news, Progress):
-                    del self._cancels[asked]
-                    asked.last = news
-
-    def cancel(self, asked: Asked) -> None:
-        if cancel := self._cancels.pop(asked, None):
-            cancel()
+            if (sent := writer.trace.sent) is not None:
+                self._on_sent(sent)
+            self._news.set()
 
 
 def remote_decoder(
@@ -258,7 +206,7 @@ def find_model(
     with httpx.Client(headers=headers(api_key), timeout=connect_s) as client:
         for base_url in base_urls:
             try:
-                found[base_url] = _model_of(client, base_url, names, connect_s)
+                found[base_url] = _model_of(client, base_url, names)
             except (httpx.TransportError, httpx.DecodingError, RemoteError) as error:
                 absent.append(f"{base_url}: {excerpt(str(error) or type(error).__name__)}")
     if not found:
@@ -270,22 +218,15 @@ def find_model(
     return model, min((size for _, size in found.values() if size is not None), default=None)
 
 
-def _model_of(
-    client: httpx.Client, base_url: str, names: Sequence[str], limit_s: float
-) -> tuple[str, int | None]:
-    end_s, body = time.monotonic() + limit_s, b""
-    with client.stream("GET", f"{base_url}/models") as response:
-        for piece in response.iter_bytes():
-            body += piece
-            if len(body) > _MAX_MODELS_BYTES or time.monotonic() > end_s:
-                raise RemoteError(f"its list of models has no end ({len(body)} bytes came)")
-    status, said = response.status_code, excerpt(body.decode("utf-8", "replace"))
+def _model_of(client: httpx.Client, base_url: str, names: Sequence[str]) -> tuple[str, int | None]:
+    response = client.get(f"{base_url}/models")
+    status, said = response.status_code, excerpt(response.text)
     if is_retryable(status):
         raise RemoteError(f"it failed with status {status}: {said}")
     if status in (401, 403):
         raise PastaError(f"{base_url} refuses the key ({status}); set PASTA_REMOTE_KEY")
     try:
-        models = {str(one["id"]): one.get("max_model_len") for one in json.loads(body)["data"]}
+        models = {str(one["id"]): one.get("max_model_len") for one in response.json()["data"]}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise PastaError(f"{base_url}/models does not list models: {said}") from error
     known = [name for name in names if name in models] or (list(models) if len(models) == 1 else [])

@@ -26,25 +26,27 @@ from pasta_decoding.remote.client import ReplicaPool
 from pasta_decoding.remote.stream import BAN, MAX_BIASES, Completion, RemoteError
 from pasta_decoding.runtime.answer import Answer, Fed, OutputRecorder
 from pasta_decoding.runtime.constraints import Constraint
-from pasta_decoding.runtime.events import Action, Append, CloseChunk, Fork, Progress, Rewrite
+from pasta_decoding.runtime.events import Action, Append, CloseChunk, Fork, Rewrite
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampler import Choice, Sampler
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
-OnNews = Callable[[Progress], None]
-"""Told what is new, with the steps that the answer had at unlimited width."""
-
 
 class AnswerWriter:
     """Writes one answer; `run` it once. Everything belongs to one event loop.
 
+    on_news:  called when there is more to drain from `recorder`.
     contexts: what each thread that writes has before it, from the prompt on.
     steps:    the step that fed each thread's last token, as the layout counts them.
     """
 
     def __init__(
-        self, request: Request, vocabulary: Vocabulary, pool: ReplicaPool, on_news: OnNews
+        self,
+        request: Request,
+        vocabulary: Vocabulary,
+        pool: ReplicaPool,
+        on_news: Callable[[], object],
     ) -> None:
         prompt_tokens, most = len(request.prompt), pool.service.max_positions
         self.request, self.pool, self._on_news = request, pool, on_news
@@ -61,11 +63,13 @@ class AnswerWriter:
 
         Raises RemoteError then. Cancelling it ends every request.
         """
+        queue_s = time.perf_counter() - self.recorder.began_s
         limit_s, timer = self.request.rules.max_seconds, None
         if limit_s is not None:
-            timer = asyncio.get_running_loop().call_later(limit_s, self.stop)
+            timer = asyncio.get_running_loop().call_later(limit_s - queue_s, self.stop)
         try:
             with self.pool.lease() as self.lease:
+                self.trace.sent = self.lease.sent
                 async with asyncio.TaskGroup() as self._group:
                     self._start(MAIN)
         except BaseExceptionGroup as group:
@@ -74,8 +78,7 @@ class AnswerWriter:
         finally:
             if timer is not None:
                 timer.cancel()
-        self.trace.sent = self.lease.sent
-        return self.recorder.conclude(time.perf_counter())
+        return self.recorder.conclude(time.perf_counter(), queue_s)
 
     def stop(self) -> None:
         """Let the answer be what there is of it."""
@@ -85,7 +88,8 @@ class AnswerWriter:
         """Do what was decided, and report it."""
         self._apply(actions)
         self._end_tasks()
-        self._report()
+        self.recorder.stamp(time.perf_counter())
+        self._on_news()
 
     def _start(self, thread: int) -> None:
         self._tasks[thread] = self._group.create_task(self._write(thread))
@@ -114,11 +118,6 @@ class AnswerWriter:
         """How its servers are to choose: they do so by themselves."""
         assert isinstance(self.request.sampler, Sampler), "a server knows no other"
         return self.request.sampler
-
-    def _report(self) -> None:
-        self.recorder.stamp(time.perf_counter())
-        if progress := self.recorder.drain(max(self.steps.values())):
-            self._on_news(progress)
 
     def _apply(self, actions: Sequence[Action]) -> None:
         for action in actions:

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.lang.positions import Extent
 from pasta_decoding.lang.tree import MAX_TOPIC_WORDS, valid_topic
 from pasta_decoding.runtime.request import Rules
 from pasta_decoding.runtime.vocabulary import FRAGMENT, Ids, Vocabulary, fold_topic
@@ -187,12 +186,8 @@ class WrittenChunk:
     running: bool = True
 
     @property
-    def next_position(self) -> int:
-        return self.first + len(self.ids)
-
-    @property
-    def extent(self) -> Extent:
-        return Extent(self.first, self.next_position - 1)
+    def positions(self) -> range:
+        return range(self.first, self.first + len(self.ids))
 
 
 @dataclass(slots=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -16,7 +15,7 @@ from pasta_decoding.models.load import Loaded
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.request import Priority, Request, Rules, SamplingParams
-from pasta_decoding.runtime.sampler import History, Sampler
+from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
 
@@ -64,11 +63,8 @@ class Decoder:
         """What computes the answers, in one word."""
 
     @abstractmethod
-    def scheduler(self, *, clock: Callable[[], float] = time.perf_counter) -> Any:
-        """Return what answers requests together; `clock` is for engines in this process.
-
-        It has the methods `add`, `step`, `cancel` and `close` of `Scheduler`.
-        """
+    def scheduler(self, **options: Any) -> Any:
+        """Return what answers requests together: it has what `EngineLoop` uses of `Scheduler`."""
 
     def prompt_ids(
         self, prompt: str | Sequence[Message], answer_tokens: int, *, plain: bool = False
@@ -117,9 +113,9 @@ class Decoder:
             parallel=rules.parallel and self.parallel,
             eagerness=self.eagerness if rules.eagerness is None else rules.eagerness,
         )
-        return Request(ids, self.sampler(ids, sampling, choice), own, priority)
+        return Request(ids, self.sampler(sampling, choice), own, priority)
 
-    def sampler(self, prompt: Sequence[int], sampling: SamplingParams, choice: int = 0) -> Sampler:
+    def sampler(self, sampling: SamplingParams, choice: int = 0) -> Sampler:
         """Return what chooses an answer's tokens. Raises PastaError for a bias of unknown ids."""
         known = len(self.vocabulary.texts)
         if unknown := [token for token in sampling.logit_bias if not 0 <= token < known]:
@@ -127,11 +123,7 @@ class Decoder:
                 f"logit_bias names the id {unknown[0]}, and the model has those below {known}",
                 field="logit_bias",
             )
-        if not sampling.penalises:
-            return Sampler(sampling, choice)
-        control = self.vocabulary.control
-        exempt = control.ids | self.vocabulary.eos_ids
-        return Sampler(sampling, choice, History(prompt, control, exempt))
+        return Sampler(sampling, choice)
 
     def plain_tokens(self, text: str) -> int:
         return len(self.encoder.encode_text(text)) if text else 0
@@ -185,11 +177,10 @@ class LocalDecoder(Decoder):
     def name(self) -> str:
         return self.engine.name
 
-    def scheduler(self, *, prefix_caching: bool = True, **options: Any) -> Scheduler:
+    def scheduler(self, *, on_sent: object = None, **options: Any) -> Scheduler:  # noqa: ARG002
         """Return a new scheduler over the engine; `close` frees the prompts that it keeps."""
-        parts = (self.engine, self.vocabulary, self.scheme)
-        options |= {"joining": self.joining, "prefix_caching": prefix_caching}
-        return Scheduler(*parts, **options)
+        options.setdefault("prefix_caching", True)
+        return Scheduler(self.engine, self.vocabulary, self.scheme, joining=self.joining, **options)
 
     def answer(self, request: Request) -> Answer:
         return answer_of(self.scheduler(prefix_caching=False), request)

@@ -29,7 +29,7 @@ from pasta_decoding.runtime.events import (
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.policy import Runnable, runnable_threads
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.sampler import RowParams, Sampler
+from pasta_decoding.runtime.sampler import RowParams, Sampler, sampled
 
 
 class Row(NamedTuple):
@@ -175,18 +175,28 @@ class Generation:
         return None if row is None or len(row.feed.branches) < 2 else max(self.pending)
 
     def choose(self, thread: int, logits_V: FloatArray) -> None:
-        index = self.recorder.chosen.get(thread, 0)
-        if self.interpreter.writes(thread):  # or another row of the pass has ended it
+        sampler = self.request.sampler
+        if isinstance(sampler, Sampler):
+            row = self.row_params(thread)
+            self.accept(thread, row, sampled(logits_V, row), lambda: logits_V)
+        elif self.interpreter.writes(thread):  # or another row of the pass has ended it
+            index = self.recorder.chosen.get(thread, 0)
             allowed = self.interpreter.constraint(thread)
-            choice = self.request.sampler.sample(thread, index, logits_V, allowed)
+            choice = sampler.sample(thread, index, logits_V, allowed)
             self._apply(self.recorder.take(thread, choice))
 
     def row_params(self, thread: int) -> RowParams:
         """Return how the next token of `thread` is sampled, for a sampler's request."""
-        assert isinstance(self.request.sampler, Sampler), "others want the logits"
-        eager = thread == MAIN and self.interpreter.rules.eagerness
-        bias = self.interpreter.constraint(thread).bias if eager else {}
-        return self.request.sampler.row(thread, self.recorder.chosen.get(thread, 0), bias)
+        sampler, interpreter = self.request.sampler, self.interpreter
+        assert isinstance(sampler, Sampler), "others want the logits"
+        index = self.recorder.chosen.get(thread, 0)
+        eager = thread == MAIN and interpreter.rules.eagerness
+        bias = interpreter.constraint(thread).bias if eager else {}
+        if not sampler.params.penalises or interpreter.in_topic(thread):
+            return sampler.row(thread, index, bias)
+        vocabulary = interpreter.vocabulary
+        prompt = set(self.request.prompt) - vocabulary.control.ids - vocabulary.eos_ids
+        return sampler.row(thread, index, bias, interpreter.text_seen(thread), prompt)
 
     def accept(
         self, thread: int, row: RowParams, wanted: int, logits: Callable[[], FloatArray]
@@ -195,7 +205,7 @@ class Generation:
         assert isinstance(self.request.sampler, Sampler), "others want the logits"
         if self.interpreter.writes(thread):
             allowed = self.interpreter.constraint(thread)
-            choice = self.request.sampler.accept(thread, row, wanted, logits, allowed)
+            choice = self.request.sampler.accept(row, wanted, logits, allowed)
             self._apply(self.recorder.take(thread, choice))
 
     def stop(self) -> None:

@@ -40,7 +40,7 @@ from pasta_decoding.runtime.events import (
     Trimmed,
 )
 from pasta_decoding.runtime.request import Rules
-from pasta_decoding.runtime.text import tree_of, within_limits
+from pasta_decoding.runtime.text import joined_text, tree_of, within_limits
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
 
@@ -105,6 +105,19 @@ class Interpreter:
 
     def in_topic(self, thread: int) -> bool:
         return thread == MAIN and self._state is _Main.IN_TOPIC
+
+    def text_seen(self, thread: int) -> list[int]:
+        """Return the ids of the text behind the prompt that `thread` sees: tags and topics aside.
+
+        It does not depend on scheduling: main's text up to the promise, with the chunks that a SYNC
+        has joined by then, and its own.
+        """
+        if thread == MAIN:
+            before, own = self.segments, self._run
+        else:
+            chunk = self.budget.chunks[thread - 1]
+            before, own = self.segments[: chunk.segment], chunk.ids[1:]
+        return [*joined_text(before), *own]
 
     # What may come next
 
@@ -186,7 +199,7 @@ class Interpreter:
         if token != self.vocabulary.control.async_close and token not in self.vocabulary.eos_ids:
             chunk.ids.append(token)
             self.budget.written_tokens += 1
-            return [Append(chunk.thread, token, chunk.next_position - 1)]
+            return [Append(chunk.thread, token, chunk.positions[-1])]
         closed = not self.budget.ends(chunk)
         # A text join goes on with the branch of the first chunk and needs no other.
         kept = self.joining is Joining.kv or chunk is self.unjoined[0]
@@ -233,7 +246,7 @@ class Interpreter:
         chunks, self.unjoined = self.unjoined, []
         joined = tuple(chunk.thread for chunk in chunks)
         if self.joining is Joining.kv:
-            self._position = self.scheme.sync(self._position, [chunk.extent for chunk in chunks])
+            self._position = self.scheme.sync(self._position, [chunk.positions for chunk in chunks])
             actions: list[Action] = [Synced(joined), self._feed_main(self.vocabulary.control.sync)]
         else:
             actions = [self._rewrite(chunks[0], joined)]
@@ -245,7 +258,7 @@ class Interpreter:
         control = self.vocabulary.control
         rest = in_reading_order(self.segments[first.segment + 1 :], control.async_close)
         ids = (control.async_close, *rest, control.sync)
-        position = first.next_position
+        position = first.positions.stop
         self._position = position + len(ids)
         self._main_tokens += 1  # the others are counted where they were written
         self.budget.written_tokens += 1

@@ -12,14 +12,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
+from typing import Any
 
 from pasta_decoding.engines.support import release_openmp_threads
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import LocalDecoder
+from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.events import Progress
-from pasta_decoding.runtime.generation import Generation
-from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Request
 
 
@@ -48,28 +47,26 @@ Cancel = Callable[[], object]
 
 
 class EngineLoop:
-    """Writes answers, any number at once, with the decoder's engine, until it is closed.
+    """Writes answers, any number at once, with the decoder's engine or servers, until it is closed.
 
-    Any thread may call. `remote.RemoteWorker` is the same for servers.
+    Any thread may call.
 
-    max_requests: how many answers are written at a time, and
-    policy: who writes in which step; see `Scheduler`.
     on_step: called with the number of threads that wrote in a step, in the engine's thread.
+    options: of the decoder's scheduler.
     activity: as of the last step.
     """
 
     def __init__(
         self,
-        decoder: LocalDecoder,
+        decoder: Decoder,
         *,
-        max_requests: int | None = None,
-        policy: SchedulingPolicy | None = None,
-        on_step: Callable[[int], object] | None = None,
+        on_step: Callable[[int], object] = lambda _threads: None,
+        **options: Any,
     ) -> None:
-        self._scheduler = decoder.scheduler(max_requests=max_requests, policy=policy)
+        self._scheduler = decoder.scheduler(**options)
         self._on_step = on_step
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._jobs: dict[object, tuple[Generation, Listener]] = {}
+        self._jobs: dict[object, tuple[Any, Listener]] = {}
         self._handing_in = threading.Lock()
         self._closed = False
         self.activity = self._scheduler.activity
@@ -139,15 +136,14 @@ class EngineLoop:
                 for one in generations:  # it belongs to none, and would come again for ever
                     one.fail(error)
         self.activity = self._scheduler.activity
-        if self._on_step is not None:
-            self._on_step(width)
+        self._on_step(width)
 
     def _report(self, key: object) -> None:
         generation, listener = self._jobs[key]
         if progress := generation.drain():
             listener(progress)
-        last = generation.answer if generation.error is None else Failure(generation.error)
-        if last is not None:
+        error = generation.error
+        if (last := generation.result() if error is None else Failure(error)) is not None:
             del self._jobs[key]
             listener(last)
 

@@ -6,9 +6,6 @@ is taken: so each wins with probability w over the sum of all (the Gumbel-max tr
 who else is decoded, and where logits move a little, only near-ties move. A cut or a constraint
 takes tokens out of the race and changes nobody's time.
 
-Penalties count what a thread sees, which does not depend on scheduling either: the prompt, main's
-text up to its promise, its own; main sees chunks from their sync on. Tags and topics never count.
-
 Shapes: V vocabulary.
 """
 
@@ -16,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -25,8 +22,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.events import TokenLogprobs
 from pasta_decoding.runtime.request import SamplingParams
@@ -81,66 +76,6 @@ class Adjustment:
         return adjusted_V
 
 
-@dataclass
-class History:
-    """What each thread of one answer sees of the tokens that were chosen; `exempt` never count."""
-
-    prompt: Sequence[int]
-    control: ControlTokens
-    exempt: frozenset[int]
-
-    def __post_init__(self) -> None:
-        self._said = frozenset(self.prompt) - self.exempt
-        self.begin()
-
-    def begin(self) -> None:
-        self._seen: dict[int, Counter[int]] = {MAIN: Counter()}
-        self._own: dict[int, Counter[int]] = {}
-        self._promises = self._joined = 0
-        self._in_topic = self._waiting = False
-
-    def note(self, thread: int, token: int) -> None:
-        if thread == MAIN and (self._in_topic or token in self.control.ids):
-            self._note_tag(token)
-        elif token not in self.exempt:
-            self._seen[thread][token] += 1
-            if thread != MAIN:
-                self._own[thread][token] += 1
-
-    def _note_tag(self, token: int) -> None:
-        if token == self.control.promise_open:
-            self._in_topic = True
-        elif self._in_topic and token in self.control.promise_close.values():
-            self._in_topic = False
-            self._promises += 1
-            self._seen[self._promises] = Counter(self._seen[MAIN])
-            self._own[self._promises] = Counter()
-        elif token == self.control.sync:
-            self._waiting = True
-
-    def counts(self, thread: int) -> Counter[int]:
-        """Return how often each token stands in what `thread` sees behind the prompt."""
-        if thread == MAIN and self._waiting:  # main is asked again: its chunks are complete
-            self._waiting = False
-            for chunk in range(self._joined + 1, self._promises + 1):
-                self._seen[MAIN] += self._own[chunk]
-            self._joined = self._promises
-        return self._seen[thread]
-
-    def adjustment(
-        self, thread: int, params: SamplingParams, bias: Mapping[int, float]
-    ) -> Adjustment:
-        counts = self.counts(thread)
-        if thread == MAIN and self._in_topic:
-            return Adjustment.of(bias, {})
-        repeated = counts.keys() | self._said if params.repetition_penalty != 1 else ()
-        added = dict(bias)
-        for token, times in counts.items():
-            cost = params.presence_penalty + params.frequency_penalty * times
-            added[token] = added.get(token, 0.0) - cost
-        return Adjustment.of(added, dict.fromkeys(repeated, params.repetition_penalty))
-
-
 @dataclass(frozen=True, slots=True)
 class RowParams:
     """How one token is sampled from its logits. `key`: the noise is a hash of it."""
@@ -157,39 +92,38 @@ class RowParams:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Samples by `params`; `request` tells answers with the same seed apart.
-
-    history: of the answer that it samples for, one at a time; None without penalties.
-    """
+    """Samples by `params`; `request` tells answers with the same seed apart."""
 
     params: SamplingParams
     request: int = 0
-    history: History | None = None
 
     def sample(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
         row = self.row(thread, index, allowed.bias)
-        return self.accept(thread, row, sampled(logits_V, row), lambda: logits_V, allowed)
+        return self.accept(row, sampled(logits_V, row), lambda: logits_V, allowed)
 
-    def row(self, thread: int, index: int, bias: Mapping[int, float]) -> RowParams:
-        params, adjustment = self.params, None
+    def row(
+        self,
+        thread: int,
+        index: int,
+        bias: Mapping[int, float],
+        text: Iterable[int] = (),
+        prompt: Iterable[int] = (),
+    ) -> RowParams:
+        """Return how the `index`-th token is sampled; penalties are for `text` and `prompt`."""
+        params, counts = self.params, Counter(text)
         added = dict(params.logit_bias)
         for token, more in bias.items():
             added[token] = added.get(token, 0.0) + more
-        if self.history is not None:
-            if (thread, index) == (MAIN, 0):
-                self.history.begin()
-            adjustment = self.history.adjustment(thread, params, added)
-        elif added:
-            adjustment = Adjustment.of(added, {})
+        for token, times in counts.items():
+            cost = params.presence_penalty + params.frequency_penalty * times
+            added[token] = added.get(token, 0.0) - cost
+        repeated = counts.keys() | set(prompt) if params.repetition_penalty != 1 else ()
+        factors = dict.fromkeys(repeated, params.repetition_penalty)
+        adjustment = Adjustment.of(added, factors) if added or factors else None
         return RowParams(params, (params.seed, self.request, thread, index), adjustment)
 
     def accept(
-        self,
-        thread: int,
-        row: RowParams,
-        wanted: int,
-        logits: Callable[[], Logits],
-        allowed: Constraint,
+        self, row: RowParams, wanted: int, logits: Callable[[], Logits], allowed: Constraint
     ) -> Choice:
         """Take `wanted`, the winner among all tokens, or else the winner among the allowed ones.
 
@@ -200,8 +134,6 @@ class Sampler:
             token = int(only[0])
         elif not admitted:
             token = sampled(logits(), row, allowed)
-        if self.history is not None:
-            self.history.note(thread, token)
         top = self.params.logprobs
         reported = None if top is None else logprobs_of(logits(), token, top)
         return Choice(token, not admitted and not allowed.forced, reported)

@@ -181,6 +181,22 @@ def tokens_of(segments: Sequence[Segment]) -> int:
     return sum(1 if isinstance(segment, SyncRun) else len(segment.ids) for segment in segments)
 
 
+def joined_text(segments: Sequence[Segment]) -> list[int]:
+    """Return the ids of main's text, and of the chunks that a SYNC of `segments` has joined."""
+    ids: list[int] = []
+    chunks: list[int] = []
+    for segment in segments:
+        match segment:
+            case Run():
+                ids += segment.ids
+            case ChunkRun():
+                chunks += segment.ids[1:]
+            case SyncRun():
+                ids += chunks
+                chunks = []
+    return ids
+
+
 def first_tokens(segments: Sequence[Segment], tokens: int) -> list[Segment]:
     """Return what of `segments` the first `tokens` tokens hold.
 

@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
-from pasta_decoding.api.model import AnyDecoder, Worker, open_worker
+from pasta_decoding.api.model import AnyDecoder
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.events import Progress
-from pasta_decoding.runtime.loop import Cancel, ClosedError, Failure, News
+from pasta_decoding.runtime.loop import Cancel, ClosedError, EngineLoop, Failure, News
 from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.scheduler import Activity
@@ -55,7 +55,7 @@ class Backend:
         self.load, self.metrics, self._load_decoder = load, metrics, load_decoder
         self.decoder: AnyDecoder | None = None
         self.unended, self.stopping = 0, False
-        self._worker: Worker | None = None
+        self._worker: EngineLoop | None = None
         self._starting = asyncio.Lock()
 
     @property
@@ -116,7 +116,7 @@ class Backend:
 
     def _open(self) -> AnyDecoder:
         decoder, target_s = self._load_decoder(), self.load.target_ms_per_token / 1e3
-        self._worker = open_worker(
+        self._worker = EngineLoop(
             decoder,
             max_requests=self.load.max_requests,
             policy=SchedulingPolicy(target_s or None),
