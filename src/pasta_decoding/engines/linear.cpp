@@ -3,9 +3,9 @@
 //
 // An output is the sum over the inputs in their order, whatever else is computed with it: a row's
 // result does not depend, to the bit, on the other rows. Weights that are whole numbers are
-// multiplied by whole numbers: 256 inputs are rounded to 14 bits and a sign under a power of two
-// that they share, and are two digits of eight bits. For weights of 16 bits, with AVX-512 BF16,
-// inputs are rounded to bfloat16; for those of 32 bits not.
+// multiplied by whole numbers: 256 inputs are rounded to eight bits under a scale that they share,
+// as llama.cpp does. For weights of 16 bits, with AVX-512 BF16, inputs are rounded to bfloat16; for
+// those of 32 bits not.
 //
 // Shapes: Q tokens, I inputs, O outputs, R rank of what is added.
 
@@ -19,8 +19,7 @@ constexpr int64_t kTasks = 16;      // of a thread, if there are as many panels
 constexpr int64_t kMostPanels = 64 / kPanel;  // of a task
 constexpr int64_t kAlone = 100000;  // products that are not worth a second thread
 constexpr int64_t kMostRows = 4;    // of a tile
-constexpr int64_t kShared = 8;      // blocks whose inputs share a power of two
-constexpr float kDigit = 254;       // an input is the first digit times this, and the second
+constexpr int64_t kShared = 8;      // blocks whose inputs share a scale
 
 // A layer; what is added to it, or null; its bias, or null; and its first place in the outputs.
 struct Layer {
@@ -34,13 +33,13 @@ class Inputs {
  public:
   Inputs(const float* from, int64_t tokens, int64_t width, int64_t stride, int threads)
       : blocks((width + kBlock - 1) / kBlock),
-        shares_a_row_((blocks + kShared - 1) / kShared),
+        scales_a_row_((blocks + kShared - 1) / kShared),
         floats_(tokens * blocks * kBlock),
         bfloats_(floats_.size()),
-        digits_(2 * floats_.size()),
-        pairs_(4 * tokens * blocks),
+        bytes_(floats_.size()),
+        pairs_(2 * tokens * blocks),
         sums_(tokens * blocks),
-        shares_(tokens * shares_a_row_) {
+        scales_(tokens * scales_a_row_) {
     share(tokens, tokens > kMostRows ? threads : 1, [=](int64_t token) {
       float* own = &floats_[token * blocks * kBlock];
       std::copy_n(from + token * stride, width, own);
@@ -60,18 +59,16 @@ class Inputs {
     return reinterpret_cast<const Bfloats::Input*>(&floats_[at]);
 #endif
   }
-  // One of the digits of a row, four inputs in a word.
-  const int32_t* quads(int64_t token, int digit) const {
-    return reinterpret_cast<const int32_t*>(&digits_[(2 * token + digit) * blocks * kBlock]);
+  // A row of bytes, four inputs in a word.
+  const int32_t* quads(int64_t token) const {
+    return reinterpret_cast<const int32_t*>(&bytes_[token * blocks * kBlock]);
   }
   // Their sums over 16 inputs: two of 16 bits, of the first pair of each quad and of the second.
-  const int32_t* pairs(int64_t token, int digit) const {
-    return &pairs_[(2 * token + digit) * blocks * 2];
-  }
-  // The sum over a block, and what the digits are multiplied by.
+  const int32_t* pairs(int64_t token) const { return &pairs_[token * blocks * 2]; }
+  // The sum over a block, and what the bytes are multiplied by.
   const float* sums(int64_t token) const { return &sums_[token * blocks]; }
-  float share_of(int64_t token, int64_t block) const {
-    return shares_[token * shares_a_row_ + block / kShared];
+  float scale_of(int64_t token, int64_t block) const {
+    return scales_[token * scales_a_row_ + block / kShared];
   }
 
   const int64_t blocks;
@@ -87,27 +84,20 @@ class Inputs {
     }
     float most = 0;
     for (int lane = 0; lane < kWidth; ++lane) most = std::max(most, size[lane]);
-    const float power = from_bits(__builtin_bit_cast(uint32_t, most) & 0x7f800000u);
-    const float share = power > 1e-30f ? power / 8192 : 1.f;
-    shares_[token * shares_a_row_ + first / kShared] = share;
+    const float scale = most / 127, inverse = most > 1e-30f ? 127 / most : 0;
+    scales_[token * scales_a_row_ + first / kShared] = scale;
     const Vec magic = splat(12582912.f);  // 1.5 * 2^23: what is added to it loses its fraction
     for (int64_t block = first; block < end; ++block) {
-      int8_t* digits[2];
-      for (int digit = 0; digit < 2; ++digit)
-        digits[digit] = &digits_[((2 * token + digit) * blocks + block) * kBlock];
+      int8_t* bytes = &bytes_[(token * blocks + block) * kBlock];
       Vec sum{};
       for (int64_t at = 0; at < kBlock; at += kWidth) {
-        const Vec whole = load(own + block * kBlock + at) * (1 / share) + magic - magic;
-        const Vec high = whole * (1 / kDigit) + magic - magic;
-        put(high, digits[0] + at);
-        put(whole - high * kDigit, digits[1] + at);
+        const Vec whole = load(own + block * kBlock + at) * inverse + magic - magic;
+        put(whole, bytes + at);
         sum += whole;
       }
-      sums_[token * blocks + block] = total(sum) * share;
-      for (int digit = 0; digit < 2; ++digit)
-        for (int half = 0; half < 2; ++half)
-          pairs_[((2 * token + digit) * blocks + block) * 2 + half] =
-              pair_of(digits[digit] + half * kBlock / 2);
+      sums_[token * blocks + block] = total(sum) * scale;
+      for (int half = 0; half < 2; ++half)
+        pairs_[(token * blocks + block) * 2 + half] = pair_of(bytes + half * kBlock / 2);
     }
   }
 
@@ -116,30 +106,30 @@ class Inputs {
     for (int lane = 0; lane < kWidth; ++lane) to[lane] = static_cast<int8_t>(ints[lane]);
   }
 
-  static int32_t pair_of(const int8_t* digits) {
+  static int32_t pair_of(const int8_t* bytes) {
     int32_t sums[2] = {};
-    for (int at = 0; at < 16; ++at) sums[at / 2 % 2] += digits[at];
+    for (int at = 0; at < 16; ++at) sums[at / 2 % 2] += bytes[at];
     return static_cast<int32_t>(static_cast<uint32_t>(sums[1]) << 16 | (sums[0] & 0xffff));
   }
 
-  const int64_t shares_a_row_;
+  const int64_t scales_a_row_;
   std::vector<float> floats_;
   std::vector<uint16_t> bfloats_;
-  std::vector<int8_t> digits_;
+  std::vector<int8_t> bytes_;
   std::vector<int32_t> pairs_;
-  std::vector<float> sums_, shares_;
+  std::vector<float> sums_, scales_;
 };
 
-// The sum over a group of inputs of levels times digits, for each output. It starts at -offset times
-// the sum of the digits, given in pairs.
+// The sum over a group of inputs of levels times bytes, for each output. It starts at -offset times
+// the sum of the bytes, given in pairs.
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !defined(__AVX2__) || \
     (defined(__AVX512F__) && !defined(__AVX512BW__))
 using Sum = Ints;
 inline Sum start(int32_t pair, int offset) {
   return ((pair << 16 >> 16) + (pair >> 16)) * -offset - Ints{};
 }
-inline void add(Sum& sum, Ints levels, int32_t digits) {
-  const Ints inputs = digits - Ints{};
+inline void add(Sum& sum, Ints levels, int32_t quad) {
+  const Ints inputs = quad - Ints{};
 #if defined(__AVX512VNNI__)
   sum = (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)levels, (__m512i)inputs);
 #elif defined(__AVXVNNI__)
@@ -151,13 +141,13 @@ inline void add(Sum& sum, Ints levels, int32_t digits) {
 inline Ints times(Sum sum, Ints factors) { return sum * factors; }
 #else
 // Sums of 16 bits, two for an output. None overflows: a group has 16 levels of six bits, or 32 of
-// four, and digits are at most 127.
+// four, and bytes are at most 127.
 typedef uint16_t Sum __attribute__((vector_size(4 * kWidth)));
 inline Sum start(int32_t pair, int offset) {
   return (Sum)(pair - Ints{}) * static_cast<uint16_t>(-offset);
 }
-inline void add(Sum& sum, Ints levels, int32_t digits) {
-  const Ints inputs = digits - Ints{};
+inline void add(Sum& sum, Ints levels, int32_t quad) {
+  const Ints inputs = quad - Ints{};
 #if defined(__AVX512BW__)
   sum += (Sum)_mm512_maddubs_epi16((__m512i)levels, (__m512i)inputs);
 #else
@@ -191,19 +181,17 @@ inline void fetch(const uint8_t* weights, int64_t bytes) {
 // Adds a panel of whole numbers times some rows of inputs to sums.
 template <int rows, typename Kind>
 void add_whole(Kind, const uint8_t* record, const Inputs& in, int64_t token, Vec* sums) {
-  const int32_t *quads[rows][2], *pairs[rows][2];
+  const int32_t *quads[rows], *pairs[rows];
   const float* inputs[rows];
   for (int row = 0; row < rows; ++row) {
     inputs[row] = in.sums(token + row);
-    for (int digit = 0; digit < 2; ++digit) {
-      quads[row][digit] = in.quads(token + row, digit);
-      pairs[row][digit] = in.pairs(token + row, digit);
-    }
+    quads[row] = in.quads(token + row);
+    pairs[row] = in.pairs(token + row);
   }
   constexpr int first_offset = Kind::bits == 8 ? 0 : Kind::offset;
   constexpr int offset = Kind::bits == 8 ? Kind::offset / 16 : Kind::offset;
   for (int64_t first = 0; first < in.blocks; first += Kind::blocks, record += Kind::bytes) {
-    Ints all[rows][2] = {};
+    Ints all[rows] = {};
     Vec least[rows] = {};
     for (int64_t block = first; block < first + Kind::blocks; ++block) {
       const uint8_t* weights = record + (block - first) * Kind::block_bytes;
@@ -213,24 +201,18 @@ void add_whole(Kind, const uint8_t* record, const Inputs& in, int64_t token, Vec
         constexpr int count = Kind::bits == 6 ? 4 : 8;
         const int quad = Kind::bits == 6 ? 4 * group : 0;
         const int own_offset = group ? offset : first_offset;
-        Sum own[rows][2] = {};
+        Sum own[rows] = {};
         for (int row = 0; own_offset && row < rows; ++row)
-          for (int digit = 0; digit < 2; ++digit)
-            for (int half = quad / 4; half < (quad + count) / 4; ++half)
-              own[row][digit] += start(pairs[row][digit][block * 2 + half], own_offset);
+          for (int half = quad / 4; half < (quad + count) / 4; ++half)
+            own[row] += start(pairs[row][block * 2 + half], own_offset);
 #pragma GCC unroll 8
         for (int at = quad; at < quad + count; ++at) {
           const Ints levels = Kind::levels(weights, group, at);
-#pragma GCC unroll 4
-          for (int row = 0; row < rows; ++row)
-#pragma GCC unroll 2
-            for (int digit = 0; digit < 2; ++digit)
-              add(own[row][digit], levels, quads[row][digit][block * 8 + at]);
+#pragma GCC unroll 8
+          for (int row = 0; row < rows; ++row) add(own[row], levels, quads[row][block * 8 + at]);
         }
         const Ints factors = factors_of<Kind>(record, (block - first) * Kind::groups + group, 0);
-        for (int row = 0; row < rows; ++row)
-          for (int digit = 0; digit < 2; ++digit)
-            all[row][digit] += times(own[row][digit], factors);
+        for (int row = 0; row < rows; ++row) all[row] += times(own[row], factors);
       }
       if constexpr (Kind::minimums) {
         const Ints factors = factors_of<Kind>(record, block - first, 1);
@@ -239,11 +221,8 @@ void add_whole(Kind, const uint8_t* record, const Inputs& in, int64_t token, Vec
       }
     }
     const Vec scale = from_float16s(record + Kind::scales_at);
-    for (int row = 0; row < rows; ++row) {
-      const Vec whole = __builtin_convertvector(all[row][0], Vec) * kDigit +
-                        __builtin_convertvector(all[row][1], Vec);
-      sums[row] += whole * (scale * in.share_of(token + row, first));
-    }
+    for (int row = 0; row < rows; ++row)
+      sums[row] += __builtin_convertvector(all[row], Vec) * (scale * in.scale_of(token + row, first));
     if constexpr (Kind::minimums) {
       const Vec minimum = from_float16s(record + Kind::scales_at + 2 * kPanel);
       for (int row = 0; row < rows; ++row) sums[row] += least[row] * minimum;
@@ -277,14 +256,12 @@ void add_rows(const Matrix& matrix, int64_t panel, const Inputs& in, int64_t tok
   });
 }
 
+template <int most = kMostRows>
 void add(
     const Matrix& matrix, int64_t panel, const Inputs& in, int64_t token, int64_t rows, Vec* sums) {
-  switch (rows) {
-    case 1: return add_rows<1>(matrix, panel, in, token, sums);
-    case 2: return add_rows<2>(matrix, panel, in, token, sums);
-    case 3: return add_rows<3>(matrix, panel, in, token, sums);
-    default: return add_rows<4>(matrix, panel, in, token, sums);
-  }
+  if constexpr (most > 1)
+    if (rows < most) return add<most - 1>(matrix, panel, in, token, rows, sums);
+  add_rows<most>(matrix, panel, in, token, sums);
 }
 
 // Panels of a layer. low: what `down` makes of the inputs, if there is such a thing.
