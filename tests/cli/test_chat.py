@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.cli.chat import HELP
-from pasta_decoding.cli.run import answer_shown
+from pasta_decoding.cli.run import CHAT_HELP, answer_shown
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta
 
@@ -24,7 +23,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
             raise KeyboardInterrupt
         return answer_shown(model, asked, options, show=show)
 
-    monkeypatch.setattr("pasta_decoding.cli.chat.answer_shown", listen)
+    monkeypatch.setattr("pasta_decoding.cli.run.answer_shown", listen)
     return turns
 
 
@@ -71,7 +70,7 @@ def test_commands_forget_draw_explain_and_leave(
     found = chat("Hello", "/new", "/what", "/show", "Again", "/quit", "Never asked")
     assert [turn[-1][1] for turn in heard] == ["Hello", "Again"]
     assert heard[1] == [("user", "Again")]
-    assert HELP in found.err
+    assert CHAT_HELP in found.err
     assert "main" in found.err  # the lanes
 
 

@@ -136,7 +136,7 @@ def test_a_model_that_cannot_write_a_token_is_not_served(
     monkeypatch.setattr("pasta_decoding.engines.torch.TorchEngine.step", step)
     refused = pasta("serve", *where)
     assert refused.status == 2
-    assert "pasta: the model cannot write an answer: KeyError: 'sliding_att" in refused.err
+    assert "pasta: the model cannot write an answer: 'sliding_att" in refused.err
 
 
 def test_a_port_that_is_taken_or_an_extra_that_is_missing_is_told_with_its_remedy(
@@ -144,13 +144,10 @@ def test_a_port_that_is_taken_or_an_extra_that_is_missing_is_told_with_its_remed
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        message = f"pasta: cannot listen on 127.0.0.1, port {port}: Address already in use"
-        found = pasta("serve", "--port", port).complaint
-        assert found == (2, message, "Give another --port or --host.")
-    monkeypatch.setattr("pasta_decoding.cli.serve.find_spec", lambda _name: None)
-    message = "pasta: the server needs fastapi, uvicorn, prometheus_client"
-    assert pasta("serve").complaint == (
-        2,
-        message,
-        f"Install the extra: {install_command('serve')}",
-    )
+        found = pasta("serve", "--port", port)
+        assert found.status == 2
+        assert found.err.startswith("pasta: cannot listen on 127.0.0.1: ")
+        assert "Address already in use" in found.err
+    monkeypatch.setattr("pasta_decoding.errors.find_spec", lambda _name: None)
+    message = "pasta: serving needs the package fastapi"
+    assert pasta("serve").complaint == (2, message, install_command("serve"))

@@ -118,10 +118,10 @@ def test_an_engine_that_dies_is_503_for_those_who_wait_and_for_those_who_come(
         for stream in (False, True):
             got = server.ask(CHAT, LONG | {"n": 3, "stream": stream})
             assert (got.status, got.error["code"]) == (503, "engine_stopped")
+        server.wait_until_idle()
         health = server.ask("/health")
         assert health.json == {"status": "failed", "running": 0, "waiting": 0}
         assert health.status == 503
-        server.wait_until_idle()
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -84,12 +84,11 @@ def test_a_full_queue_is_429_and_says_when_to_try_again(decoder: LocalDecoder) -
             client.chat.completions.create(**GOOD)
         for stream in held:
             stream.close()
-        until(lambda: server.ask(CHAT, GOOD).status == 200)
+        server.wait_until_idle()
         never = server.ask(CHAT, GOOD | {"n": 3})
         assert (never.status, never.error["param"]) == (400, "n")
         assert "this server takes 2 at a time" in never.error["message"]
         assert server.ask(CHAT, GOOD | {"n": 2}).status == 200
-        server.wait_until_idle()
 
 
 LARGE = json.dumps(GOOD | {"user": "x" * 4000}).encode()

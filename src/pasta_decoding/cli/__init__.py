@@ -23,7 +23,7 @@ from pasta_decoding.errors import PastaError
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("run:run", "Answer a question; independent parts are written side by side."),
-    "chat": ("chat:chat", "Talk with the model; each answer sees what was said before it."),
+    "chat": ("run:chat", "Talk with the model; each answer sees what was said before it."),
     "compare": ("run:compare", "Answer in parallel and sequentially, side by side."),
     "serve": ("serve:serve", "Serve OpenAI's clients, and a page that shows the threads."),
     "models": ("models:models", "List known models, adapters and what the cache holds."),
@@ -53,8 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # which may not hold every character
         sys.stdout.reconfigure(errors="backslashreplace")
     log = logging.getLogger("pasta_decoding")
-    log.handlers[:] = [_Stderr()]
-    log.setLevel(logging.INFO)
+    log.addHandler(logging.StreamHandler())
+    # Of the processes that `accelerate launch` starts and numbers, one speaks.
+    log.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.CRITICAL)
     try:
         return _invoke(sys.argv[1:] if arguments is None else arguments)
     except PastaError as error:
@@ -69,9 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         print(f"pasta: {where}{error.strerror or error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt as stopped:  # which may say what becomes of the work
-        print("\npasta: interrupted" + f": {stopped}" * bool(str(stopped)), file=sys.stderr)
+    except KeyboardInterrupt:
+        print("\npasta: interrupted", file=sys.stderr)
         return 130
+    finally:
+        log.handlers.clear()
 
 
 def _invoke(arguments: Sequence[str]) -> int:
@@ -109,8 +112,7 @@ def make_app(arguments: Sequence[str] | None = None) -> typer.Typer:
         if arguments is None or name == asked:
             module, _, function = place.partition(":")
             found = getattr(import_module(f"pasta_decoding.cli.{module}"), function)
-            settings = {"short_help": about, "epilog": getattr(found, "epilog", None)}
-            groups[group].command(own, **settings)(found)
+            groups[group].command(own, epilog=getattr(found, "epilog", None))(found)
         else:
             groups[group].command(own, help=about)(_not_imported)
     return app
@@ -135,14 +137,6 @@ def _common(
     ] = False,
 ) -> None:
     """Options of `pasta` itself."""
-
-
-class _Stderr(logging.Handler):
-    """Writes a line for each record, of the one process that speaks (`accelerate launch`)."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if os.environ.get("RANK", "0") == "0":
-            print(self.format(record), file=sys.stderr)
 
 
 def _quiet_libraries() -> None:

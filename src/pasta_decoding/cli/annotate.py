@@ -14,20 +14,22 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from pasta_decoding.cli.console import bar, say, token_counter
 from pasta_decoding.cli.options import AsJson, command
+from pasta_decoding.data.annotate.base import Annotate, by_rule, run_job
+from pasta_decoding.data.annotate.llm import by_endpoint, introduction
+from pasta_decoding.data.build import measure_rows
+from pasta_decoding.data.endpoint import KEY_VARIABLES, Endpoint
+from pasta_decoding.data.rows import Row, read_rows
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import sha256
+from pasta_decoding.lang import tree
 
-if TYPE_CHECKING:
-    from pasta_decoding.data.annotate.base import Annotate
-    from pasta_decoding.data.rows import Row
-
-    CountTokens = Callable[[str], int]
+CountTokens = Callable[[str], int]
 
 RULES = {
     "structure": "pasta_decoding.data.annotate.structure:find_parts",
@@ -71,9 +73,6 @@ def annotate(
     Finished rows are kept in OUT.partial, and the same command resumes there. The endpoint's key is
     PASTA_ENDPOINT_KEY, else OPENAI_API_KEY.
     """
-    from pasta_decoding.data.annotate.base import journal_path, run_job
-    from pasta_decoding.data.build import measure_rows
-
     counted_by = None if with_ == "llm" or model is None else Path(model)
     count_tokens = token_counter(counted_by)
     settings: dict[str, Any] = {}
@@ -88,12 +87,8 @@ def annotate(
         "tokens_of": counted_by and str(counted_by),
         "strip": strip,
     }
-    try:
-        with bar("annotating", total=len(rows)) as shown:
-            done = run_job(rows, annotator, count_tokens, out, settings, shown.update)
-    except KeyboardInterrupt:
-        say(f"finished rows are in {journal_path(out)}; the same command goes on behind them")
-        raise
+    with bar(desc="annotating", total=len(rows)) as shown:
+        done = run_job(rows, annotator, count_tokens, out, settings, shown.update)
     cost: Counter[str] = Counter()
     for one in done:
         cost.update(one.cost)
@@ -116,9 +111,6 @@ def endpoint_annotator(
     base_url: str | None, model: str | None, concurrency: int, count_tokens: CountTokens
 ) -> tuple[Annotate, dict[str, Any]]:
     """Return the annotator `llm`, and those of its settings that its outcome depends on."""
-    from pasta_decoding.data.annotate.llm import by_endpoint, introduction
-    from pasta_decoding.data.endpoint import KEY_VARIABLES, Endpoint
-
     if base_url is None or model is None:
         message = "an endpoint is asked by --base-url and --model"
         raise PastaError(message, hint="For example: --base-url http://localhost:8000/v1 --model m")
@@ -130,9 +122,6 @@ def endpoint_annotator(
 
 
 def rule_annotator(name: str, count_tokens: CountTokens) -> Annotate:
-    """Return a rule by its name, or by `module:function`, as an annotator."""
-    from pasta_decoding.data.annotate.base import by_rule
-
     module, _, function = RULES.get(name, name).partition(":")
     try:
         find_parts = getattr(import_module(module), function)
@@ -148,9 +137,6 @@ def read_plain(source: Path, limit: int | None, *, strip: bool) -> list[Row]:
 
     Annotated again, all their tags would be text, and training would learn to write them so.
     """
-    from pasta_decoding.data.rows import read_rows
-    from pasta_decoding.lang import tree
-
     rows = list(read_rows(source))[:limit]
     if strip:
         return [replace(row, response=tree.strip(tree.read(row.response))) for row in rows]

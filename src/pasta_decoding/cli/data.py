@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from pasta_decoding.cli.console import bar, say, token_counter
 from pasta_decoding.cli.options import AsJson, Base, command
-from pasta_decoding.data.build import Wanted
+from pasta_decoding.data.build import Wanted, choose, measure_rows
+from pasta_decoding.data.rows import numbered_rows, read_prompts, read_rows, write_rows
 from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.check import check
 
 
 @command("pasta lint answer.txt", "pasta lint --no-topic rows.jsonl.gz")
@@ -39,8 +43,6 @@ def lint(
 
 
 def _in_text(path: Path, *, topic: bool) -> Iterator[str]:
-    from pasta_decoding.lang.check import check
-
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -50,9 +52,6 @@ def _in_text(path: Path, *, topic: bool) -> Iterator[str]:
 
 
 def _in_rows(path: Path, *, topic: bool) -> Iterator[str]:
-    from pasta_decoding.data.rows import numbered_rows
-    from pasta_decoding.lang.check import check
-
     for number, row in numbered_rows(path):
         if isinstance(row, PastaError):
             yield str(row)
@@ -76,20 +75,17 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Choose rows for training: filter, drop duplicates and evaluation prompts."""
-    from pasta_decoding.data.build import choose, measure_rows
-    from pasta_decoding.data.rows import read_prompts, read_rows, write_rows
-
     count_tokens = token_counter(model)
     prompts = [prompt for path in exclude or [] for prompt in read_prompts(path)]
     rows = list(read_rows(*sources))
-    kept, dropped = choose(bar("reading", rows), wanted, count_tokens, prompts)
+    kept, dropped = choose(bar(rows, "reading"), wanted, count_tokens, prompts)
     if not kept:
         raise PastaError(
             f"no row of {len(rows)} is left: {dict(dropped)}",
             hint="Loosen the filter that dropped most; nothing was written.",
         )
     write_rows(out, kept)
-    figures = measure_rows(bar("measuring", kept), count_tokens)
+    figures = measure_rows(bar(kept, "measuring"), count_tokens)
     show({"read": len(rows), "dropped": dict(dropped.most_common()), **figures}, as_json)
 
 
@@ -100,21 +96,14 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Report rows, lengths, chunks and ideal speedup of a training set."""
-    from pasta_decoding.data.build import measure_rows
-    from pasta_decoding.data.rows import read_rows
-
-    rows = bar("measuring", list(read_rows(source)))
+    rows = bar(list(read_rows(source)), "measuring")
     show(measure_rows(rows, token_counter(model)), as_json)
 
 
 def show(figures: dict[str, Any], as_json: bool) -> None:
-    """Print the figures of a set, as JSON or as a table of its sources."""
     if as_json:
         typer.echo(json.dumps(figures, indent=2))
         return
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table("source", "rows", "with chunk", "chunks", "syncs", "tokens", "ideal speedup")
     for name, one in [*figures["sources"].items(), ("all", figures)]:
         tokens = one["plain_tokens"] or {"p10": 0, "p50": 0, "p90": 0}

@@ -10,16 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pasta_decoding.api.checkpoints import find
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
-from pasta_decoding.cli.console import bar, cache_folder, opened_decoder, say
+from pasta_decoding.api.opening import ENGINES, choose_engine
+from pasta_decoding.cli.console import bar, cache_folder, say
 from pasta_decoding.cli.options import Without, command
+from pasta_decoding.cli.run import opened_decoder
+from pasta_decoding.data.lines import locked
+from pasta_decoding.data.rows import read_questions
 from pasta_decoding.errors import PastaError, require
+from pasta_decoding.evaluation.records import Record, find_runs, machine
 from pasta_decoding.files import sha256, write_json, write_text
+from pasta_decoding.lang.measures import geometric_mean
+from pasta_decoding.models.load import adapter_digest, known_base
 
 if TYPE_CHECKING:
     from pasta_decoding.evaluation.generate import Job, Plan
     from pasta_decoding.evaluation.methods import Chosen
-    from pasta_decoding.evaluation.records import Record
 
 TURNS = 3
 """How often each method answers a prompt with --timing; the report takes the median turn."""
@@ -42,15 +49,10 @@ def generate(
     ],
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first prompts.")] = None,
     max_concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Prompts answered together (16).")
+        int | None, typer.Option(min=1, help="Prompts at a time (16).")
     ] = None,
     max_seconds: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="An answer that stands still for so long has failed (600).",
-            show_default=False,
-        ),
+        int, typer.Option(min=1, help="Seconds of silence that fail an answer.")
     ] = 600,
     timing: Annotated[
         bool, typer.Option("--timing", help="One prompt at a time, in 3 turns.")
@@ -60,8 +62,6 @@ def generate(
     engine: Annotated[EngineConfig, Without({"adapter", "join", "max_model_len"})],
 ) -> None:
     """Answer prompts by several methods on one engine; keep a record of each answer."""
-    from pasta_decoding.data.lines import locked
-    from pasta_decoding.data.rows import read_questions
     from pasta_decoding.evaluation.generate import Plan
     from pasta_decoding.evaluation.generate import generate as answer_all
     from pasta_decoding.evaluation.methods import choose
@@ -76,7 +76,7 @@ def generate(
     questions = read_questions(prompts)[:limit]
     settings = settings_of(plan, generation, prompts, len(questions))
     jobs = jobs_of(chosen, engine, generation, settings)
-    with locked(out), bar("answering", total=len(chosen) * len(questions)) as shown:
+    with locked(out), bar(desc="answering", total=len(chosen) * len(questions)) as shown:
         found = answer_all(jobs, questions, out, plan, shown.update)
     for label, records in found.items():
         show(label, records)
@@ -84,8 +84,6 @@ def generate(
 
 def settings_of(plan: Plan, config: GenerationConfig, prompts: Path, number: int) -> dict[str, Any]:
     """Return what answers depend on whatever the method, as run.json has it."""
-    from pasta_decoding.evaluation.records import machine
-
     sampled = {"temperature": config.temperature, "top_p": config.top_p, "seed": config.seed}
     return {
         "max_tokens": config.max_tokens,
@@ -130,10 +128,6 @@ def jobs_of(
 
 def describe(engine: EngineConfig) -> dict[str, Any]:
     """Return the checkpoint and its engine, as run.json has them."""
-    from pasta_decoding.api.checkpoints import find
-    from pasta_decoding.api.opening import ENGINES, choose_engine
-    from pasta_decoding.models.load import adapter_digest, known_base
-
     checkpoint = find(engine, cache_folder())
     name, folder = choose_engine(checkpoint), checkpoint.adapter
     return {
@@ -149,9 +143,6 @@ def describe(engine: EngineConfig) -> dict[str, Any]:
 
 
 def show(label: str, records: Sequence[Record]) -> None:
-    """Print a line on one method, and name what failed."""
-    from pasta_decoding.lang.measures import geometric_mean
-
     done = [record for record in records if record.error is None]
     line = f"{label}: {len(records)} prompts, {len(records) - len(done)} failed"
     if done:
@@ -177,7 +168,6 @@ def report(
     intervals and count failed answers.
     """
     require("matplotlib", extra="plot", doing="drawing a report")
-    from pasta_decoding.evaluation.records import find_runs
     from pasta_decoding.evaluation.report import build, numbers, render
 
     found = build(find_runs(runs))

@@ -9,11 +9,17 @@ from typing import Annotated, Literal
 
 import typer
 
+from pasta_decoding.api.checkpoints import default_adapter
 from pasta_decoding.api.config import EngineConfig
+from pasta_decoding.api.opening import gguf_type, write_export
 from pasta_decoding.cli.console import cache_folder, say
 from pasta_decoding.cli.options import Base, command
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.bases import BASES
+from pasta_decoding.models.bases import BASES, kept
+from pasta_decoding.models.export import export_hf
+from pasta_decoding.models.load import find_adapter, known_base, load_model, shipped_adapters
+from pasta_decoding.models.pull import model_folder
+from pasta_decoding.models.pull import pull as fetch
 
 GGUF_WARNING = (
     "Programs other than Pasta must never sample the control tokens, or parts of answers are "
@@ -30,9 +36,6 @@ def models(
     ] = False,
 ) -> None:
     """List known base models, shipped adapters, and what the cache holds with its size."""
-    from pasta_decoding.models.bases import kept
-    from pasta_decoding.models.load import find_adapter, shipped_adapters
-
     cache = cache_folder()
     found = sorted(kept(cache), key=lambda one: (-one[2], one[1]))
     if clean:
@@ -60,10 +63,6 @@ def pull(
     name: Annotated[str | None, typer.Argument(help=f"One of {', '.join(BASES)}.")] = None,
 ) -> None:
     """Fetch a known base model into the cache, once; without a name, the default adapter's."""
-    from pasta_decoding.api.checkpoints import default_adapter
-    from pasta_decoding.models.load import known_base
-    from pasta_decoding.models.pull import pull as fetch
-
     cache = cache_folder()
     typer.echo(fetch(cache, name or known_base(default_adapter(cache, os.environ))))
 
@@ -84,11 +83,6 @@ def export(
     model: Base = None,
 ) -> None:
     """Write base model and adapter as one: a GGUF file, or a merged Hugging Face checkpoint."""
-    from pasta_decoding.api.opening import gguf_type, write_export
-    from pasta_decoding.models.export import export_hf
-    from pasta_decoding.models.load import find_adapter, known_base, load_model
-    from pasta_decoding.models.pull import model_folder
-
     file_type = gguf_type(EngineConfig(dtype=dtype).dtype)
     folder = find_adapter(adapter)
     base = model_folder(model, cache_folder(), known=known_base(adapter))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import Parameter
 from pathlib import Path
@@ -29,10 +29,10 @@ System = Annotated[
 _NO_OPTIONS = frozenset(
     {
         *("parallel", "stop", "max_threads", "max_seconds", "min_p", "top_k"),
-        *("repetition_penalty", "presence_penalty", "frequency_penalty", "api_key"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
     }
 )
-"""Fields of the two configs that a command leaves to Python and to the server's requests."""
+"""Fields of `GenerationConfig` that a command leaves to Python and to the server's requests."""
 _PANELS = {
     "EngineConfig": "Engine",
     **dict.fromkeys(("GenerationConfig", "system", "sequential"), "Answer"),
@@ -41,8 +41,8 @@ _PANELS = {
 _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
-class Without(frozenset[str]):
-    """Says which fields of its config a command does not offer: `Annotated[Config, ...]`."""
+Without = frozenset[str]
+"""Names the fields of a config that a command does not offer: `Annotated[Config, Without(...)]`."""
 
 
 def command(
@@ -50,19 +50,17 @@ def command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for each field of the configs that it takes, its notes and examples.
 
-    The options have the defaults of that parameter's own default, if it has one, else those of the
-    class; the command gets a copy of it with what was given.
+    The command gets each config with what was given, the rest as the class has it.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         shown: list[Parameter] = []
-        configs: dict[str, tuple[Any, list[str]]] = {}
+        configs: dict[str, tuple[Callable[..., Any], list[str]]] = {}
         for name, one in inspect.signature(function, eval_str=True).parameters.items():
             kind, *marks = get_args(one.annotation) or [one.annotation]
             if isinstance(kind, type) and is_dataclass(kind):
-                default = kind() if one.default is Parameter.empty else one.default
-                options = list(_options(default, Without().union(*marks)))
-                configs[name] = default, [option.name for option in options]
+                options = list(_options(kind, Without().union(*marks)))
+                configs[name] = kind, [option.name for option in options]
                 shown += options
             else:
                 for mark in marks if name in _PANELS else ():
@@ -71,11 +69,10 @@ def command(
 
         @wraps(function)
         def call(**values: Any) -> None:
-            for name, (default, known) in configs.items():
+            for name, (kind, known) in configs.items():
                 given = {field: values.pop(field) for field in known}
-                tuples = [field for field in known if isinstance(getattr(default, field), tuple)]
-                given |= {field: tuple(given[field] or ()) for field in tuples}
-                values[name] = replace(default, **given)
+                lists = {k: tuple(one) for k, one in given.items() if isinstance(one, list)}
+                values[name] = kind(**given | lists)
             function(**values)
 
         call.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
@@ -89,23 +86,22 @@ def command(
 
 def _options(config: Any, without: frozenset[str]) -> Iterator[Parameter]:
     """Yield an option for each annotated field; typer knows lists where configs have tuples."""
-    hints = get_type_hints(type(config), include_extras=True)
-    for name in (one.name for one in fields(config) if one.name not in without):
-        default = getattr(config, name)
-        if get_origin(hints[name]) is not Annotated:
+    hints = get_type_hints(config, include_extras=True)
+    for one in fields(config):
+        if one.name in without or get_origin(hints[one.name]) is not Annotated:
             continue
-        kind, mark, *_ = get_args(hints[name])
-        if isinstance(mark, str) and name in _NO_OPTIONS:
+        kind, mark, *_ = get_args(hints[one.name])
+        if isinstance(mark, str) and one.name in _NO_OPTIONS:
             continue
         mark = typer.Option(help=mark) if isinstance(mark, str) else copy(mark)
+        mark.rich_help_panel = mark.rich_help_panel or _PANELS.get(config.__name__)
         mark.metavar = mark.metavar or _METAVARS.get((get_args(kind) or (kind,))[0])
-        mark.rich_help_panel = mark.rich_help_panel or _PANELS.get(type(config).__name__)
+        default: Any = one.default
         if not isinstance(default, bool):  # shorter than typer's own
             mark.show_default = False
             preset = ", ".join(default) if isinstance(default, tuple) else str(default)
-            preset = "" if default in (None, (), "") else f" ({preset.removesuffix('.0')})"
-            mark.help = f"{mark.help.removesuffix('.')}{preset}."
+            mark.help += f" ({preset.removesuffix('.0')})" * (default not in (None, (), ""))
         if get_origin(kind) is tuple:
-            kind, default = GenericAlias(list, get_args(kind)[:1]) | None, list(default) or None
+            kind, default = GenericAlias(list, get_args(kind)[:1]), list(default)
         hint: Any = Annotated[kind, mark]
-        yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+        yield Parameter(one.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)

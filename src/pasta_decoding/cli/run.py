@@ -1,40 +1,44 @@
-"""The commands `run` and `compare`, and what `chat` shares with them."""
+"""The commands `run`, `compare` and `chat`."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.live import Live
 
+from pasta_decoding.api.checkpoints import baseline_of, default_adapter
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
-from pasta_decoding.cli.console import Lanes, opened_decoder, say, with_default
+from pasta_decoding.api.model import AnyDecoder, Model
+from pasta_decoding.api.model import Prompt as Conversation
+from pasta_decoding.api.opening import open_decoder
+from pasta_decoding.api.streams import Result, Stream
+from pasta_decoding.cli.console import Lanes, cache_folder, say
 from pasta_decoding.cli.options import AsJson, System, Without, command
 from pasta_decoding.errors import PastaError
-
-if TYPE_CHECKING:
-    from pasta_decoding.api.model import Model
-    from pasta_decoding.api.model import Prompt as Conversation
-    from pasta_decoding.api.streams import Result, Stream
-    from pasta_decoding.runtime.answer import Answer
-    from pasta_decoding.runtime.vocabulary import Vocabulary
+from pasta_decoding.files import to_json, write_text
+from pasta_decoding.lang.layout import MAIN
+from pasta_decoding.lang.tree import Chunk
+from pasta_decoding.models.load import known_base
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.vocabulary import Vocabulary
 
 Prompt = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
 FEW_OF_ANSWER = Without({"top_p", "eagerness", "seed"})
 FEW_OF_ENGINE = Without({"join", "max_model_len", "cache_tokens", "threads", "device"})
 
-_ROWS = {
-    "tokens": "plain_tokens",
-    "steps": "critical_path",
-    "tokens a step": "tokens_per_step",
-    "threads": "threads",
-    "seconds": "wall_s",
-}
+CHAT_HELP = """/new    forget what was said
+/show   draw the threads while they write, or stop drawing them
+/quit   leave, as Ctrl-D does
+Ctrl-C stops an answer; that turn is forgotten."""
 
 
 @command(
@@ -45,14 +49,16 @@ def run(
     prompt: Prompt,
     system: System = None,
     show: Annotated[
-        bool, typer.Option("--show", help="Draw the threads while they write.")
+        bool,
+        typer.Option("--show", help="Draw the threads while they write."),
     ] = False,
     sequential: Annotated[
         bool,
         typer.Option("--sequential", help="Ban promises: the same weights write one thread."),
     ] = False,
     trace: Annotated[
-        Path | None, typer.Option(help="Write a timeline of the threads for Perfetto.")
+        Path | None,
+        typer.Option(help="Write a timeline of the threads for Perfetto."),
     ] = None,
     as_json: AsJson = False,
     *,
@@ -60,8 +66,6 @@ def run(
     engine: Annotated[EngineConfig, Without({"max_model_len", "cache_tokens"})],
 ) -> None:
     """Answer a question; independent parts of the answer are written side by side."""
-    from pasta_decoding.files import to_json, write_text
-
     generation, engine = replace(generation, parallel=not sequential), with_default(engine)
     question = asked(prompt, system)
     if show and as_json:
@@ -70,7 +74,7 @@ def run(
         raise PastaError("--trace needs an engine of this process: servers report no times")
     if trace is not None and not trace.parent.is_dir():
         raise PastaError(f"there is no folder {trace.parent} to write the trace into")
-    with opened(engine) as model:
+    with Model(opened_decoder(engine)) as model:
         if as_json:
             stream = model.stream(question, generation)
             list(stream)
@@ -104,75 +108,91 @@ def compare(
 
     The baseline of the shipped adapters was trained on many of the same responses, without tags.
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from pasta_decoding.api.checkpoints import baseline_of
-
-    question = asked(prompt, system)
-    engine = with_default(engine)
+    question, engine = asked(prompt, system), with_default(engine)
     rival, about = baseline_of(engine, baseline)
     alone = replace(generation, parallel=False)
-    results = {
-        "parallel": _answered(engine, question, generation, shown=not as_json),
-        "sequential": _answered(rival, question, alone, shown=not as_json),
-    }
+    results: dict[str, dict[str, Any]] = {}
+    for name, one, how in (("parallel", engine, generation), ("sequential", rival, alone)):
+        with Model(opened_decoder(one)) as model:
+            model.answer(question, max_tokens=8)  # the clock starts when it is warm
+            if as_json:
+                result = model.answer(question, how)
+            else:
+                say(f"\n{name}: {one.short_name}")
+                result = answer_shown(model, question, how, show=False).result
+            results[name] = {"checkpoint": one.short_name} | figures(result, model, one)
     if as_json:
         typer.echo(json.dumps(results, ensure_ascii=False))
         return
-    table = Table(expand=True, show_lines=True)
-    table.add_column("")
-    for name, result in results.items():
-        table.add_column(f"{name}: {result['checkpoint']}", ratio=1)
-    for label, key in _ROWS.items():
-        table.add_row(label, *(Text(str(result[key])) for result in results.values()))
-    console = Console()
-    console.print(table)
-    for line in (f"{rival.short_name} is {about}.", *_verdict(**results)):
-        console.print(line, markup=False, highlight=False)
+    own_s, rival_s = (one["wall_s"] / max(1, one["plain_tokens"]) for one in results.values())
+    say(f"\n{rival.short_name} is {about}.")
+    say(f"The parallel answer has {rival_s / own_s:.2f}x its tokens a second.")
+    if any(one["truncated"] for one in results.values()):
+        say("An answer that was cut off says little by its tokens and seconds.")
 
 
-def _answered(
-    engine: EngineConfig,
-    question: list[dict[str, str]],
-    generation: GenerationConfig,
+@command('pasta chat --system "Answer in two sentences."', "pasta chat --engine torch")
+def chat(
+    system: System = None,
     *,
-    shown: bool,
-) -> dict[str, Any]:
-    """Load a model, answer with it once it is warm, and return the figures."""
-    with opened(engine) as model:
-        model.answer(question, max_tokens=8)
-        if shown:
-            say(f"\n{engine.short_name}, {'parallel' if generation.parallel else 'sequential'}:")
-            result = answer_shown(model, question, generation, show=False).result
-        else:
-            result = model.answer(question, generation)
-        found = figures(result, model, engine)
-    return {"checkpoint": engine.short_name} | found
+    generation: Annotated[GenerationConfig, FEW_OF_ANSWER],
+    engine: Annotated[EngineConfig, FEW_OF_ENGINE],
+) -> None:
+    """Talk with the model; each answer sees what was said before it."""
+    history, show = opening(system), False
+    with Model(opened_decoder(with_default(engine))) as model:
+        say("Ctrl-C stops an answer, Ctrl-D leaves, /help names the commands.")
+        while (line := read_line()) not in (None, "/quit"):
+            if line == "/new":
+                history = opening(system)
+            elif line == "/show":
+                show = not show
+            elif line and line.startswith("/"):
+                say(CHAT_HELP)
+            elif line:
+                turn = [*history, {"role": "user", "content": line}]
+                try:
+                    text = answer_shown(model, turn, generation, show=show).result.text
+                    history = [*turn, {"role": "assistant", "content": text}]
+                except KeyboardInterrupt:
+                    say("\nstopped; that turn is forgotten")
+                except PastaError as error:
+                    say(f"pasta: {error}; /new begins anew")
 
 
-def _verdict(sequential: dict[str, Any], parallel: dict[str, Any]) -> Iterator[str]:
-    """Yield what parallel decoding bought, and what spoils the comparison."""
-    pace = [result["wall_s"] / max(1, result["plain_tokens"]) for result in (sequential, parallel)]
-    yield (
-        f"parallel: {parallel['tokens_per_step']:.2f} tokens a step, "
-        f"{pace[0] / pace[1]:.2f}x the baseline's tokens a second"
-    )
-    for name, result in {"sequential": sequential, "parallel": parallel}.items():
-        if result["truncated"]:
-            yield f"The {name} answer was cut off at a limit: its tokens and seconds say little."
+def read_line() -> str | None:
+    """Return the next line, stripped; None at the end of the input."""
+    with suppress(ImportError):
+        import readline  # noqa: F401 (`input` takes its editing and history from it)
+    prompt = "> " if sys.stdin.isatty() else ""
+    while True:
+        try:
+            return input(prompt).strip()
+        except EOFError:
+            if prompt:
+                typer.echo()
+            return None
+        except KeyboardInterrupt:
+            typer.echo()
+        except UnicodeDecodeError as error:
+            say(f"pasta: that line is not UTF-8 (byte {error.start})")
 
 
-def opened(engine: EngineConfig) -> Model:
-    """Load the checkpoint onto the engine, or find the servers that have it."""
-    from pasta_decoding.api.model import Model
+def with_default(engine: EngineConfig) -> EngineConfig:
+    """Return the config with this machine's default adapter, where nothing else is asked for."""
+    named = (engine.adapter or engine.model or engine.device) is not None
+    if named or engine.engine not in ("auto", "fast"):
+        return engine
+    return replace(engine, adapter=default_adapter(cache_folder(), os.environ))
 
-    return Model(opened_decoder(engine))
+
+def opened_decoder(engine: EngineConfig) -> AnyDecoder:
+    """Open a checkpoint with the user's cache, and with $PASTA_REMOTE_KEY as the servers' key."""
+    key = os.environ.get("PASTA_REMOTE_KEY")
+    return open_decoder(replace(engine, api_key=key), cache_folder())
 
 
 def opening(system: str | None) -> list[dict[str, str]]:
-    """Return how a conversation begins: with a system prompt, if there is one."""
     return [] if system is None else [{"role": "system", "content": system}]
 
 
@@ -192,8 +212,16 @@ def answer_shown(
     model: Model, prompt: Conversation, generation: GenerationConfig, *, show: bool
 ) -> Stream[Any]:
     """Print an answer while it is written, as lanes or in reading order, and a line of figures."""
+    stream: Stream[Any]
     if show:
-        stream = _draw(model, prompt, generation)
+        lanes, console = Lanes(), Console(stderr=True)
+        live = Live(lanes, console=console, refresh_per_second=12)
+        with model.events(prompt, generation) as stream, live:
+            for event in stream:
+                lanes.feed(event)
+        if not console.is_terminal:
+            console.line()  # on a terminal, rich ends the last line itself
+        typer.echo(stream.result.text)
     else:
         with model.stream(prompt, generation) as stream:
             for text in stream:
@@ -208,29 +236,11 @@ def answer_shown(
     return stream
 
 
-def _draw(model: Model, prompt: Conversation, generation: GenerationConfig) -> Stream[Any]:
-    from rich.console import Console
-    from rich.live import Live
-
-    lanes, console = Lanes(), Console(stderr=True)
-    live = Live(lanes, console=console, refresh_per_second=12)
-    with model.events(prompt, generation) as stream, live:
-        for event in stream:
-            lanes.feed(event)
-    if not console.is_terminal:
-        console.line()  # on a terminal, rich ends the last line itself
-    typer.echo(stream.result.text)
-    return stream
-
-
 def chrome_trace(answer: Answer, vocabulary: Vocabulary) -> dict[str, Any]:
     """Return Chrome trace events: in Perfetto, one lane a thread, one box a token.
 
     This is the JSON object form of the Trace Event Format; times are microseconds.
     """
-    from pasta_decoding.lang.layout import MAIN
-    from pasta_decoding.lang.tree import Chunk
-
     trace, control = answer.trace, vocabulary.control
     chunks = [node for node in answer.tree if isinstance(node, Chunk)]
     topics = {MAIN: "main"} | {k: chunk.topic or "" for k, chunk in enumerate(chunks, start=1)}
@@ -242,26 +252,21 @@ def chrome_trace(answer: Answer, vocabulary: Vocabulary) -> dict[str, Any]:
     tags |= {control.promise_open: "promise", control.async_open: "async"}
     tags |= {control.async_close: "/async", control.sync: "sync"}
 
-    def box(name: str, thread: int, start_s: float, seconds: float, about: dict[str, Any]) -> None:
-        ts, dur = round(start_s * 1e6, 1), round(seconds * 1e6, 1)
-        about = {"pid": 0, "tid": thread, "ts": ts, "dur": dur, "args": about}
-        events.append({"ph": "X", "name": name} | about)
-
-    box("prefill", MAIN, 0.0, trace.prefill_s, {"tokens": trace.prompt_tokens})
+    boxes = [("prefill", MAIN, 0.0, trace.prefill_s, {"tokens": trace.prompt_tokens})]
     starts_s = list(accumulate(trace.step_s, initial=trace.prefill_s))
     for fed in trace.fed:
         if fed.step <= len(trace.step_s):  # others were decided, but never fed
-            step_s = trace.step_s[fed.step - 1]
-            where = {"step": fed.step, "position": fed.position}
             name = tags.get(fed.token) or vocabulary.texts[fed.token] or f"<{fed.token}>"
-            box(name, fed.thread, starts_s[fed.step - 1], step_s, where)
+            times_s = starts_s[fed.step - 1], trace.step_s[fed.step - 1]
+            boxes.append((name, fed.thread, *times_s, {"step": fed.step, "position": fed.position}))
+    for name, thread, start_s, seconds, about in boxes:
+        times = {"ts": round(start_s * 1e6, 1), "dur": round(seconds * 1e6, 1)}
+        events.append({"ph": "X", "name": name, "pid": 0, "tid": thread, **times, "args": about})
     return {"traceEvents": events}
 
 
 def figures(result: Result, model: Model, engine: EngineConfig) -> dict[str, Any]:
     """Return what `--json` prints of one answer. Completion tokens count tags as well."""
-    from pasta_decoding.models.load import known_base
-
     name = engine.adapter_name
     return {
         "text": result.text,

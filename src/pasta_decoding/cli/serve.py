@@ -5,26 +5,26 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pasta_decoding.api.checkpoints import baseline_of, find
 from pasta_decoding.api.config import EngineConfig
-from pasta_decoding.cli.console import cache_folder, opened_decoder, say, with_default
+from pasta_decoding.api.model import AnyDecoder
+from pasta_decoding.api.opening import check_local, open_local
+from pasta_decoding.cli.console import cache_folder, say
 from pasta_decoding.cli.options import command
-from pasta_decoding.errors import PastaError, install_command
+from pasta_decoding.cli.run import opened_decoder, with_default
+from pasta_decoding.errors import require
 from pasta_decoding.models.load import NO_ADAPTER
+from pasta_decoding.remote.stream import checked_key
 from pasta_decoding.server.settings import Load, Settings
 
 if TYPE_CHECKING:
-    from pasta_decoding.api.model import AnyDecoder
     from pasta_decoding.server.backend import Backend
     from pasta_decoding.server.metrics import Metrics
-
-BASELINE_LOAD = Load(max_requests=4, max_queue=16)
-"""Races at a time, and those that wait."""
 
 
 @command("pasta serve", "pasta serve --baseline sequential --host 0.0.0.0 --port 8080")
@@ -45,12 +45,8 @@ def serve(
     engine: EngineConfig,
 ) -> None:
     """Serve OpenAI's API, and a page that shows the threads while they write."""
-    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if not find_spec(name)]
-    if missing:
-        hint = f"Install the extra: {install_command('serve')}"
-        raise PastaError(f"the server needs {', '.join(missing)}", hint=hint)
-
-    from pasta_decoding.remote.stream import checked_key
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
+        require(package, extra="serve", doing="serving")
     from pasta_decoding.server.app import create_app
     from pasta_decoding.server.backend import Backend, tried
     from pasta_decoding.server.listen import address, http_server, is_loopback, open_socket
@@ -82,8 +78,6 @@ def serve(
 
 def baseline_backend(engine: EngineConfig, baseline: str, metrics: Metrics) -> tuple[str, Backend]:
     """Return the baseline's name, and what loads it when it is first asked for."""
-    from pasta_decoding.api.checkpoints import baseline_of, find
-    from pasta_decoding.api.opening import check_local, open_local
     from pasta_decoding.server.backend import Backend, tried
 
     rival, _ = baseline_of(engine, baseline)
@@ -94,4 +88,4 @@ def baseline_backend(engine: EngineConfig, baseline: str, metrics: Metrics) -> t
         return tried(replace(open_local(rival, cache_folder()), parallel=False))
 
     say(f"the baseline, {rival.short_name}, is loaded at the first race, with an engine of its own")
-    return rival.short_name, Backend(load, metrics, BASELINE_LOAD)
+    return rival.short_name, Backend(load, metrics, Load(max_requests=4, max_queue=16))

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.console import cache_folder, is_main, say
+from pasta_decoding.cli.console import cache_folder, say
 from pasta_decoding.cli.options import Base, Without, command
+from pasta_decoding.data.rows import Question, Row, question_of, read_prompts, read_rows
 from pasta_decoding.errors import PastaError, errors_as, require
 from pasta_decoding.lang.layout import Joining
+from pasta_decoding.models.bases import named_base
+from pasta_decoding.models.checkpoint import load
+from pasta_decoding.models.load import NO_ADAPTER, find_adapter, known_base
+from pasta_decoding.models.pull import model_folder
 from pasta_decoding.training.config import Config, PreferenceConfig, SftConfig, keys, read_config
-
-if TYPE_CHECKING:
-    from pasta_decoding.data.rows import Question, Row
 
 _SFT_KEYS, _PREFERENCE_KEYS = Without(keys(SftConfig)), Without(keys(PreferenceConfig))
 _KEYS = "Further keys of --config: "
@@ -50,18 +51,15 @@ def sft(
     found = given(context, file, config)
     config = SftConfig(**{"base_name": hub_name(model)} | settings_of_start(found) | found)
     require_training(config)
-    from pasta_decoding.models.load import NO_ADAPTER, known_base
-    from pasta_decoding.models.pull import model_folder
     from pasta_decoding.training.sft import train_sft
 
     base = model_folder(model, cache_folder(), known=known_base(config.start or NO_ADAPTER))
-    with goes_on():
-        rows, held_out = rows_of(config.data), rows_of(config.eval_data)
-        known = {row.asked for row in rows}
-        if both := sum(row.asked in known for row in held_out):
-            say(f"{both} of {len(held_out)} held-out prompts are trained on as well")
-        adapter = train_sft(config, rows, base=base, out=out, held_out=held_out)
-    if is_main():
+    rows, held_out = rows_of(config.data), rows_of(config.eval_data)
+    known = {row.asked for row in rows}
+    if both := sum(row.asked in known for row in held_out):
+        say(f"{both} of {len(held_out)} held-out prompts are trained on as well")
+    adapter = train_sft(config, rows, base=base, out=out, held_out=held_out)
+    if os.environ.get("RANK", "0") == "0":
         typer.echo(adapter)
 
 
@@ -83,9 +81,6 @@ def preference(
     config: Annotated[PreferenceConfig, _PREFERENCE_KEYS],
 ) -> None:
     """Stage 2: prefer fast and good among sampled answers (BoNBoN), in rounds."""
-    from pasta_decoding.models.load import find_adapter, known_base
-    from pasta_decoding.models.pull import model_folder
-
     config = PreferenceConfig(**given(context, file, config))
     require_training(config)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -102,8 +97,7 @@ def preference(
     config = settled(replace(config, policy=policy, baseline=baseline), base)
     if samples_from is not None:
         share_samples(samples_from, out, config)
-    with goes_on():
-        typer.echo(PreferenceRun(config, base, out, cache_folder()).train(prompts_of(config)))
+    typer.echo(PreferenceRun(config, base, out, cache_folder()).train(prompts_of(config)))
 
 
 def given(context: typer.Context, file: Path | None, config: Config) -> dict[str, Any]:
@@ -118,9 +112,6 @@ def given(context: typer.Context, file: Path | None, config: Config) -> dict[str
 
 def settings_of_start(found: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that a run takes over from the adapter it starts from."""
-    from pasta_decoding.models.checkpoint import load
-    from pasta_decoding.models.load import find_adapter
-
     if found.get("start") is None:
         return {}
     folder = find_adapter(found["start"])
@@ -142,8 +133,6 @@ def require_training(config: Config) -> None:
 
 def hub_name(model: Path | None) -> str:
     """Return the name of a base model on the hub; of a folder, the folder's own name."""
-    from pasta_decoding.models.bases import named_base
-
     if base := named_base(model):
         return base.hub
     assert model is not None
@@ -151,25 +140,12 @@ def hub_name(model: Path | None) -> str:
 
 
 def rows_of(paths: Sequence[str]) -> list[Row]:
-    from pasta_decoding.data.rows import read_rows
-
     return [row for path in paths for row in read_rows(Path(path))]
 
 
 def prompts_of(config: PreferenceConfig) -> list[Question]:
     """Return the prompts to use, each once and shuffled, so that a limit takes a fair sample."""
-    from pasta_decoding.data.rows import question_of, read_prompts
-
     asked = dict.fromkeys(one for path in config.prompts for one in read_prompts(Path(path)))
     kept = [one for one in asked if one.strip() and len(one) <= config.max_prompt_chars]
     random.Random(config.seed).shuffle(kept)
     return [question_of(one) for one in kept[: config.limit]]
-
-
-@contextmanager
-def goes_on() -> Iterator[None]:
-    """Say of an interruption that the same command goes on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("the same command goes on") from None

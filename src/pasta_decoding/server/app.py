@@ -32,7 +32,6 @@ from pasta_decoding.server.settings import Settings
 
 log = logging.getLogger(__name__)
 
-Ids = tuple[int, ...]
 Replies = dict[int | str, dict[str, Any]]
 
 LOOPBACK_NAMES = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
@@ -97,34 +96,31 @@ def _openai_routes(backends: Mapping[str, Backend], answer_tokens: int) -> APIRo
     @router.post("/chat/completions", responses=_replies(schema.ChatCompletion, schema.ChatChunk))
     async def chat(body: ChatRequest) -> Response:
         """Answer a conversation."""
-        decoder = await _decoder(backends, body.model, answers=body.n or 1)
-        messages = [one.message for one in body.messages]
-        return reply(body, decoder, [decoder.prompt_ids(messages, body.limit or answer_tokens)])
+        return await reply(body)
 
     @router.post("/completions", responses=_replies(schema.TextCompletion, schema.TextCompletion))
     async def complete(body: CompletionRequest) -> Response:
         """Continue a text, without the chat template."""
-        answers = len(body.prompts) * (body.n or 1)
-        decoder = await _decoder(backends, body.model, answers)
-        limit = body.limit or answer_tokens
+        return await reply(body)
+
+    async def reply(body: Body) -> Response:
+        """Answer each choice of the first prompt, of the second, and so on."""
+        n, limit = body.n or 1, body.limit or answer_tokens
+        decoder = await _decoder(backends, body.model, n * len(body.prompts))
         prompts = [
-            decoder.prompt_ids(one, limit, plain=True) if isinstance(one, str) else tuple(one)
+            decoder.prompt_ids(one, limit, plain=isinstance(one, str))
+            if isinstance(one, str | list)
+            else one
             for one in body.prompts
         ]
-        return reply(body, decoder, prompts)
-
-    def reply(body: Body, decoder: AnyDecoder, prompts: Sequence[Ids]) -> Response:
-        """Answer each choice of the first prompt, of the second, and so on."""
         config, priority = body.config(answer_tokens), Priority[body.pasta_priority or "normal"]
         logprobs = None if body.alternatives is None else body.alternatives + TAGS_AMONG
         sampling = config.sampling(logprobs=logprobs)
-        choices = [prompt for prompt in prompts for _ in range(body.n or 1)]
         requests = [
-            decoder.request(prompt, config.rules, sampling, n, priority)
-            for n, prompt in enumerate(choices)
+            decoder.request(prompts[choice // n], config.rules, sampling, choice, priority)
+            for choice in range(n * len(prompts))
         ]
-        answers = backends[body.model].submit(requests)
-        return Reply(body, decoder, answers, sum(map(len, prompts)))
+        return Reply(body, decoder, backends[body.model].submit(requests))
 
     @router.get("/models")
     async def models() -> schema.ModelList:

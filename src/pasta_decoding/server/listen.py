@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import re
 import secrets
 import socket
@@ -21,7 +20,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import errors_as
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.errors import ApiError, excerpt, failure
 from pasta_decoding.server.metrics import Metrics
@@ -43,14 +42,8 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 def open_socket(host: str, port: int) -> socket.socket:
     """Bind to an address; port 0 takes a free one. Raises PastaError if that cannot be."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
+    with errors_as(f"cannot listen on {host}", OSError, OverflowError):
         return socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, OverflowError) as error:
-        # Python's own text repeats the address.
-        number = getattr(error, "errno", None)
-        reason = os.strerror(number) if number and number > 0 else error
-        message = f"cannot listen on {host}, port {port}: {reason}"
-        raise PastaError(message, hint="Give another --port or --host.") from error
 
 
 def is_loopback(listener: socket.socket) -> bool:
@@ -139,6 +132,8 @@ class Guard:
 
         try:
             await self._let_in(scope, receive, named)
+        except ApiError as refusal:
+            await refusal.response()(scope, receive, named)
         except Exception as error:
             log.exception("%s failed", name)
             if status != "-":  # the reply had begun: the connection breaks off
@@ -153,13 +148,9 @@ class Guard:
         # A slash behind the path changes nothing, and HEAD is GET: uvicorn drops the body.
         path = scope["path"].rstrip("/") or "/"
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        try:
-            self._check(Headers(scope=scope), path)
-            whole = await self._whole(receive)
-        except ApiError as refusal:
-            await refusal.response()(scope, receive, send)
-        else:
-            await self._app({**scope, "path": path, "method": method}, whole, send)
+        self._check(Headers(scope=scope), path)
+        whole = await self._whole(receive)
+        await self._app({**scope, "path": path, "method": method}, whole, send)
 
     def _check(self, headers: Headers, path: str) -> None:
         """Raise ApiError if a request may not come in."""

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from pasta_decoding import __version__
 from pasta_decoding.api.model import AnyDecoder
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.events import Placed, Progress, TokenLogprobs
+from pasta_decoding.runtime.events import Placed, TokenLogprobs
 from pasta_decoding.runtime.vocabulary import FRAGMENT
 from pasta_decoding.server import schema
 from pasta_decoding.server.backend import Answers
@@ -31,15 +31,12 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 class Reply(Response):
     """A reply that is sent while its answers are written. If the client leaves, they are cancelled.
 
-    prompt_tokens: of all prompts together, each counted once.
+    answers: `body.n` to each prompt.
     """
 
-    def __init__(
-        self, body: Body, decoder: AnyDecoder, answers: Answers, prompt_tokens: int
-    ) -> None:
+    def __init__(self, body: Body, decoder: AnyDecoder, answers: Answers) -> None:
         super().__init__()
         self._asked, self._decoder, self._answers = body, decoder, answers
-        self._prompt_tokens = prompt_tokens
         self._is_chat = isinstance(body, ChatRequest)
         self._head: dict[str, Any] = {
             "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{uuid4().hex}",
@@ -67,12 +64,12 @@ class Reply(Response):
 
     async def _whole(self) -> Response:
         try:
-            async for _ in self._incoming():
+            async for _ in self._pieces():
                 pass
         except ApiError as error:
             return error.response()
         choices = [
-            self._choice(index, "".join(text), tokens, _reason(self._ended[index]), is_whole=True)
+            self._choice(index, "".join(text), tokens, self._ended[index], is_whole=True)
             for index, (text, tokens) in enumerate(zip(self._texts, self._tokens, strict=True))
         ]
         kind = schema.ChatCompletion if self._is_chat else schema.TextCompletion
@@ -90,15 +87,18 @@ class Reply(Response):
             yield _line(error.body)
         yield b"data: [DONE]\n\n"
 
-    async def _pieces(self, *, with_events: bool) -> AsyncIterator[list[Any]]:
+    async def _pieces(self, *, with_events: bool = False) -> AsyncIterator[list[Any]]:
         if self._is_chat:
             delta = schema.ChatDelta(role="assistant", content="")
             for index in range(self._answers.choices):
                 yield [schema.ChatChunkChoice(index=index, delta=delta)]
-        async for index, item in self._incoming():
+        async for index, item in self._answers:
             if isinstance(item, Answer):
-                yield [self._choice(index, "", [], _reason(item))]
+                self._ended[index] = item
+                yield [self._choice(index, "", [], item)]
                 continue
+            self._texts[index].append(item.text)
+            self._tokens[index] += item.tokens
             events = [
                 asdict(event) | {"type": type(event).__name__.lower(), "step": item.step}
                 for event in item.events
@@ -107,25 +107,17 @@ class Reply(Response):
             if events or item.text:
                 yield [self._choice(index, item.text, item.tokens, events=events)]
 
-    async def _incoming(self) -> AsyncIterator[tuple[int, Progress | Answer]]:
-        async for index, item in self._answers:
-            if isinstance(item, Answer):
-                self._ended[index] = item
-            else:
-                self._texts[index].append(item.text)
-                self._tokens[index] += item.tokens
-            yield index, item
-
     def _choice(
         self,
         index: int,
         text: str,
         tokens: Sequence[Placed],
-        reason: schema.FinishReason | None = None,
+        ended: Answer | None = None,
         *,
         events: Sequence[dict[str, Any]] = (),
         is_whole: bool = False,
     ) -> Any:
+        reason = ended and ("length" if ended.hit_limit else "stop")
         logprobs = self._logprobs(tokens) if tokens or is_whole else None
         known: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": reason}
         if self._is_chat and is_whole:
@@ -166,24 +158,21 @@ class Reply(Response):
     def _usage(self) -> schema.Usage:
         """Return the figures of all answers; prompts are counted once, not for each choice."""
         answers, n = [answer for _, answer in sorted(self._ended.items())], self._asked.n or 1
+        prompt = sum(answer.trace.prompt_tokens for answer in answers[::n])
         fed = sum(answer.fed_tokens for answer in answers)
         plain = sum(self._decoder.plain_tokens("".join(text)) for text in self._texts)
         reused = [answer.trace.reused_tokens for answer in answers]
         cached = sum(min(reused[first : first + n]) for first in range(0, len(reused), n))
         return schema.Usage(
-            prompt_tokens=self._prompt_tokens,
+            prompt_tokens=prompt,
             completion_tokens=fed,
-            total_tokens=self._prompt_tokens + fed,
+            total_tokens=prompt + fed,
             prompt_tokens_details=schema.PromptTokensDetails(cached_tokens=cached),
             plain_tokens=plain,
             critical_path=max(answer.critical_path for answer in answers),
             threads=max(1 + answer.chunks for answer in answers),
             trimmed_tokens=sum(answer.trimmed_tokens for answer in answers),
         )
-
-
-def _reason(answer: Answer) -> schema.FinishReason:
-    return "length" if answer.hit_limit else "stop"
 
 
 def _told(text: str, logprob: float) -> dict[str, Any]:

@@ -200,6 +200,10 @@ class ChatRequest(AnswerRequest):
     def limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    @property
+    def prompts(self) -> list[list[Message]]:
+        return [[one.message for one in self.messages]]
+
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[TokenId], Field(min_length=1)]
@@ -238,9 +242,10 @@ class CompletionRequest(AnswerRequest):
 
     @property
     def prompts(self) -> list[Any]:
-        """The prompts, each a text or a list of ids."""
+        """Each is a text, or the ids as a tuple."""
         one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        return [self.prompt] if one else list(self.prompt)
+        found: list[Any] = [self.prompt] if one else list(self.prompt)
+        return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in found]
 
 
 Body = ChatRequest | CompletionRequest
