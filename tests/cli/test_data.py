@@ -32,7 +32,7 @@ def test_rows_are_chosen_written_and_described(pasta: Pasta, source: Path, tmp_p
     prompts.write_text('{"instruction": "about B"}\n')
     build = ("data", "build", source, "-o", out, "--exclude", prompts)
     found = pasta(*build, "--json").object
-    assert (found["read"], found["rows"], found["literal_tags"]) == (4, 2, 1)
+    assert (found["read"], found["rows"]) == (4, 2)
     assert found["dropped"] == {"empty": 1, "in an evaluation set": 1}
     kept = [json.loads(line) for line in out.read_text().splitlines()]
     assert {row["id"]: row["response"] for row in kept} == {i: RESPONSES[i] for i in "ae"}

@@ -84,15 +84,6 @@ def test_what_cannot_work_is_told_in_a_line(wrong: list[str], complaint: str, tr
     assert complaint in found.err
 
 
-def test_the_base_model_is_the_policys(
-    pasta: Pasta, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
-    adapters = ["--policy", "qwen2.5-coder-1.5b", "--baseline", "qwen2.5-coder-1.5b"]
-    found = pasta("train", "preference", "--prompts", prompts, *adapters, "--out", tmp_path / "x")
-    assert found.complaint[1].startswith("pasta: the model qwen2.5-coder-1.5b is not in ")
-
-
 def test_it_does_not_run_as_several_processes(
     train: Pasta, monkeypatch: pytest.MonkeyPatch
 ) -> None:

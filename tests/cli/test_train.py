@@ -59,12 +59,16 @@ def test_an_adapter_says_how_it_was_trained_and_one_that_goes_on_from_it_says_th
     assert load(tmp_path / "kv" / "adapter").joins == ("kv",)
 
 
-def test_without_a_model_the_base_is_that_of_the_start(
-    pasta: Pasta, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "command",
+    ["sft --data {0} --start {1}", "preference --prompts {0} --policy {1} --baseline {1}"],
+)
+def test_without_a_model_the_base_is_that_of_the_adapter(
+    command: str, pasta: Pasta, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
-    where = ["--start", "qwen2.5-coder-1.5b", "--data", rows, "--out", tmp_path / "run"]
-    found = pasta("train", "sft", *where)
+    flags = command.format(rows, "qwen2.5-coder-1.5b").split()
+    found = pasta("train", *flags, "--out", tmp_path / "run")
     assert found.complaint[1].startswith("pasta: the model qwen2.5-coder-1.5b is not in ")
 
 

@@ -111,7 +111,5 @@ def show(figures: dict[str, Any], as_json: bool) -> None:
         counts = [str(one[key]) for key in ("rows", "with_chunk", "chunks", "syncs")]
         table.add_row(name or "-", *counts, lengths, str(one["ideal_speedup"]))
     Console().print(table)
-    if figures["literal_tags"]:
-        say(f"kept, with tags that are text, escaped: {figures['literal_tags']}")
     for reason, number in figures.get("dropped", {}).items():
         say(f"left out: {number:6d} {reason}")

@@ -19,7 +19,6 @@ from typer import Option
 from pasta_decoding.data.rows import Row
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.measures import geometric_mean, ideal_speedup
-from pasta_decoding.lang.tags import has_escape
 from pasta_decoding.lang.tree import Chunk, Sync, has_chunk, read, show, strip
 
 GRAM_WORDS = 8
@@ -135,7 +134,6 @@ def measure_rows(rows: Iterable[Row], count_tokens: Callable[[str], int]) -> dic
             "plain_tokens": count_tokens(strip(tree)),
             "chunk_tokens": [count_tokens(node.text) for node in tree if isinstance(node, Chunk)],
             "syncs": sum(isinstance(node, Sync) for node in tree),
-            "literal_tags": has_escape(row.response),  # its text speaks of tags
             "ideal_speedup": ideal_speedup(tree, count_tokens),
         }
         groups[row.source.partition("/")[0]].append(measured)
@@ -151,7 +149,6 @@ def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "with_chunk": len(promising),
         "chunks": len(chunk_tokens),
         "syncs": sum(row["syncs"] for row in rows),
-        "literal_tags": sum(row["literal_tags"] for row in rows),
         "prompt_tokens": _spread([row["prompt_tokens"] for row in rows]),
         "plain_tokens": _spread([row["plain_tokens"] for row in rows]),
         "chunk_tokens": _spread(chunk_tokens),

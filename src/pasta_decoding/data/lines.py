@@ -30,11 +30,13 @@ def locked(folder: Path) -> Iterator[None]:
 def refuse_other_settings(
     place: Path, there: Mapping[str, Any], here: Mapping[str, Any], *, hint: str
 ) -> None:
-    """Raise PastaError that names the differences, if `place` was begun with other settings."""
+    """Raise PastaError that names the differences, unless `place` was begun with settings `here`.
+
+    there: all that is known of it, as JSON holds it.
+    """
     here = json.loads(json.dumps(dict(here)))
-    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-    if names:
-        changes = ", ".join(f"{name} ({there.get(name)} -> {here.get(name)})" for name in names)
+    if names := [name for name in here if there.get(name) != here[name]]:
+        changes = ", ".join(f"{name} ({there.get(name)} -> {here[name]})" for name in names)
         raise PastaError(f"{place} was begun with other settings: {changes}", hint=hint)
 
 

@@ -159,9 +159,8 @@ def begin_run(folder: Path, settings: Mapping[str, Any]) -> Run:
     here = {"machine": machine(), "commit": commit(), "versions": versions()}
     if (folder / SETTINGS).exists():
         run = _read(folder, resume=True)
-        known = {name: run.settings.get(name) for name in settings}
         hint = "Give the settings it was begun with, or another --out."
-        refuse_other_settings(folder, known, settings, hint=hint)
+        refuse_other_settings(folder, run.settings, settings, hint=hint)
         places = [{key: run.settings.get(key) for key in here}, *run.settings.get("resumed", [])]
         if places[-1] != here:  # other code, or another machine
             run.settings["resumed"] = [*places[1:], here]

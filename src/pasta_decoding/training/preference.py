@@ -48,7 +48,7 @@ from pasta_decoding.models.load import default_device, holds_weights, load_base,
 from pasta_decoding.runtime.request import Rules
 from pasta_decoding.training import score
 from pasta_decoding.training.bonbon import lay_out_pairs, preference_loss, with_references
-from pasta_decoding.training.config import SAMPLING, PreferenceConfig, identity
+from pasta_decoding.training.config import SAMPLING, PreferenceConfig
 from pasta_decoding.training.loop import RunTrainer, training_arguments
 from pasta_decoding.training.lora import save, take_up
 from pasta_decoding.training.run import begin_run, owned, refuse_other_run, tracked
@@ -235,9 +235,8 @@ def share_samples(source: Path, out: Path, config: PreferenceConfig) -> None:
     refuse_other_run(out, config)
     refuse_misfits(config)
     hint = "Repeat these settings of its config.json, or leave --samples-from out."
-    theirs, ours = read_json(source / "config.json", dict), identity(config)
-    sampling = ({name: one.get(name) for name in SAMPLING} for one in (theirs, ours))
-    refuse_other_settings(source, *sampling, hint=hint)
+    sampling = {name: getattr(config, name) for name in SAMPLING}
+    refuse_other_settings(source, read_json(source / "config.json", dict), sampling, hint=hint)
     for name in ("prompts", "baseline", "round-1/samples", "round-1/parts"):
         if (source / f"{name}.jsonl").exists() and not (out / f"{name}.jsonl").exists():
             # All whole lines: a run that was broken off may have left a torn one.

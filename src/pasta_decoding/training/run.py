@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from pasta_decoding.data.lines import locked, read_lines, refuse_other_settings, write_lines
-from pasta_decoding.errors import PastaError, errors_as
+from pasta_decoding.data.lines import locked, read_json, read_lines, refuse_other_settings
+from pasta_decoding.errors import PastaError
 from pasta_decoding.files import write_json
 from pasta_decoding.training.config import Config, identity
 
@@ -49,23 +49,17 @@ def owned(out: Path) -> Iterator[None]:
 def refuse_other_run(out: Path, config: Config, inputs: Mapping[str, Any] | None = None) -> None:
     """Raise PastaError if `out` holds a run with other settings, or other ones of these inputs."""
     hint = "Choose another --out, or repeat its settings to resume it."
-    path = out / "config.json"
-    if path.exists():
-        kinds = OSError, ValueError, AttributeError
-        with errors_as(f"the settings of the run in {path} cannot be read", *kinds):
+    preset, given = identity(type(config)()), dict(inputs or {})
+    for path, ours in (out / "config.json", identity(config)), (out / "inputs.json", given):
+        if path.exists():
             # A setting that only one of two versions has is as by default, or of no interest.
-            preset, found = identity(type(config)()), json.loads(path.read_text(encoding="utf-8"))
-            there = {name: found.get(name, value) for name, value in preset.items()}
-        refuse_other_settings(out, there, identity(config), hint=hint)
-    for there in read_lines(out / "inputs.json"):
-        known = {name: there.get(name) for name in inputs or {}}
-        refuse_other_settings(out, known, inputs or {}, hint=hint)
+            refuse_other_settings(out, preset | read_json(path, dict), ours, hint=hint)
 
 
 def begin_run(out: Path, config: Config, inputs: Mapping[str, Any] | None = None) -> None:
     """Write the settings into the run folder. `inputs`: digests of what they only name, as rows."""
     if inputs is not None:
-        write_lines(out / "inputs.json", [dict(inputs)])
+        write_json(out / "inputs.json", dict(inputs))
     write_json(out / "config.json", identity(config))
 
 

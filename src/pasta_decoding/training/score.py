@@ -23,6 +23,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
@@ -195,11 +196,10 @@ def choose_pairs(
     worst are the same text.
     """
     annotated = {(sample.prompt, sample.number): sample.annotated for sample in samples}
-    groups: dict[str, list[tuple[float, ScoreParts]]] = {}
-    for score, part in zip(scores, parts, strict=True):
-        groups.setdefault(part.prompt, []).append((score, part))
+    scored = zip(scores, parts, strict=True)
     pairs = []
-    for prompt, group in groups.items():
+    for prompt, some in groupby(scored, key=lambda one: one[1].prompt):
+        group = list(some)
         sound = [one for one in group if one[1].sound]
         unsound = [one for one in group if not one[1].sound]
         if not sound:
