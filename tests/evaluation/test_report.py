@@ -64,7 +64,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda runs: write_run(runs / "sot", "sot", [parallel(n) for n in (*range(11), 99)]),
         "2 prompts are in one of .*sequential and .*sot only, such as 'What about 11",
     ),
-    "another engine": (rewrite("sot", engine="torch"), "sequential has engine None, .*'torch'"),
+    "another engine": (rewrite("sot", engine="torch"), r"other settings: engine \(torch -> None\)"),
     "no method": (
         lambda runs: (runs / "sot" / "run.json").write_text("{}"),
         "has no 'method'",

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from typing import Any
 
+from pasta_decoding.data.lines import refuse_other_settings
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation import metrics
 from pasta_decoding.evaluation.metrics import Figures, Interval, Verdicts
@@ -86,13 +87,9 @@ def _alike(run: Run, baseline: Run) -> Run:
         )
     # Servers hold a checkpoint of its own for each method.
     keys = _ALIKE if baseline.settings.get("engine") == "remote" else ("model", *_ALIKE)
-    for key in keys:
-        ours, theirs = run.settings.get(key), baseline.settings.get(key)
-        if ours != theirs:
-            raise PastaError(
-                f"{baseline.folder} has {key} {theirs!r}, {run.folder} has {ours!r}",
-                hint="Give both methods to one `pasta eval generate`.",
-            )
+    wanted = {key: baseline.settings.get(key) for key in keys}
+    hint = "Give both methods to one `pasta eval generate`."
+    refuse_other_settings(run.folder, run.settings, wanted, hint=hint)
     return replace(run, records={key: run.records[key] for key in baseline.records})
 
 
