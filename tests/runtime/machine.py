@@ -64,7 +64,9 @@ def machine(
     **limits: int,
 ) -> tuple[ScriptedEngine, Scheduler]:
     engine = ScriptedEngine(script, SIZE, **limits)
-    return engine, Scheduler(engine, VOCABULARY, SCHEME, clock=clock, policy=policy)
+    return engine, Scheduler(
+        engine, VOCABULARY, SCHEME, clock=clock, policy=policy or SchedulingPolicy()
+    )
 
 
 def request(prompt: Sequence[int] = (A, B), *, number: int = 0, seed: int = 0) -> Request:

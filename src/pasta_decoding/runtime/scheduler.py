@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,7 @@ class Activity:
     max_slots: int = 0
 
 
+@dataclass(eq=False)
 class Scheduler:
     """Answers any number of requests at once over one engine. Not for several threads.
 
@@ -65,26 +66,19 @@ class Scheduler:
     prefix_caching: whether requests reuse common prefixes, also those of ended answers.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        vocabulary: Vocabulary,
-        scheme: Scheme,
-        *,
-        joining: Joining = Joining.kv,
-        max_requests: int | None = None,
-        policy: SchedulingPolicy | None = None,
-        prefix_caching: bool = False,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._engine, self._vocabulary, self._scheme = engine, vocabulary, scheme
-        self._prefix_cache = PrefixCache(engine)
-        self._prefix_caching = prefix_caching
-        self._joining = joining
-        self._max_requests = max_requests
-        self._policy = SchedulingPolicy() if policy is None else policy
-        self._clock = clock
-        self._generations: list[Generation] = []
+    engine: Engine
+    vocabulary: Vocabulary
+    scheme: Scheme
+    _: KW_ONLY
+    joining: Joining = Joining.kv
+    max_requests: int | None = None
+    policy: SchedulingPolicy = field(default_factory=SchedulingPolicy)
+    prefix_caching: bool = False
+    clock: Callable[[], float] = time.perf_counter
+    _generations: list[Generation] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._prefix_cache = PrefixCache(self.engine)
 
     @property
     def busy(self) -> bool:
@@ -97,14 +91,14 @@ class Scheduler:
         return Activity(
             running=len(running),
             live_threads=sum(len(interpreter.writing) for interpreter in decoding),
-            cells=self._engine.slots_in_use - kept_cells,
+            cells=self.engine.slots_in_use - kept_cells,
             kept_cells=kept_cells,
-            max_slots=self._engine.max_slots or 0,
+            max_slots=self.engine.max_slots or 0,
         )
 
     def check(self, request: Request) -> None:
         """Raise PastaError if `request` could not be answered even alone. Any thread may call."""
-        check_request(request, self._engine, self._joining)
+        check_request(request, self.engine, self.joining)
 
     def add(self, request: Request) -> Generation:
         """Queue a request; return what will have its answer.
@@ -113,14 +107,14 @@ class Scheduler:
         """
         self.check(request)
         interpreter = Interpreter(
-            self._vocabulary,
-            self._scheme,
+            self.vocabulary,
+            self.scheme,
             request.rules,
             len(request.prompt),
-            self._engine.max_positions,
-            self._joining,
+            self.engine.max_positions,
+            self.joining,
         )
-        generation = Generation(request, self._engine, interpreter, self._clock())
+        generation = Generation(request, self.engine, interpreter, self.clock())
         self._generations.append(generation)
         return generation
 
@@ -141,7 +135,7 @@ class Scheduler:
         """End a request at once and free all that it holds; its answer is what there was."""
         if not generation.is_over:
             generation.stop()
-            generation.conclude(self._clock())
+            generation.conclude(self.clock())
 
     def close(self) -> None:
         for generation in self._generations:
@@ -157,12 +151,12 @@ class Scheduler:
         for one in self._generations:
             if one.opened_s is not None or one.is_over:
                 continue
-            if self._max_requests is not None and len(running) >= self._max_requests:
+            if self.max_requests is not None and len(running) >= self.max_requests:
                 break
             beside = [other.demand for other in running]
-            if running and not has_room(self._engine, sum(beside, one.demand)):
+            if running and not has_room(self.engine, sum(beside, one.demand)):
                 break
-            one.allot(quota_of(one.request, self._engine, sum(beside, one.demand)))
+            one.allot(quota_of(one.request, self.engine, sum(beside, one.demand)))
             self._prefix_cache.make_room(sum(beside, one.demand))
             if not self._open(one, alone=not running):
                 break
@@ -177,7 +171,7 @@ class Scheduler:
         """
         while True:
             try:
-                generation.open(self._clock())
+                generation.open(self.clock())
                 return True
             except PastaError as error:
                 if self._prefix_cache.drop_oldest():
@@ -195,14 +189,14 @@ class Scheduler:
     def _take_threads(self, running: Sequence[Generation]) -> list[Row]:
         """Return what is fed of the threads whose turn it is: the last token of each."""
         live = [one for one in running if not one.unfed and one.pending]
-        chosen = self._policy.choose([one.runnable() for one in live])
+        chosen = self.policy.choose([one.runnable() for one in live])
         return [row for one, threads in zip(live, chosen, strict=True) for row in one.take(threads)]
 
     def _take_prompts(self, running: Sequence[Generation], width: int) -> list[Row]:
         """Return what is fed of prompts in a step of `width` threads."""
         prompts = [one for one in running if one.unfed]
-        tokens = self._policy.prompt_tokens(width, self._engine.batch_tokens) if prompts else 0
-        if tokens and self._prefix_caching:
+        tokens = self.policy.prompt_tokens(width, self.engine.batch_tokens) if prompts else 0
+        if tokens and self.prefix_caching:
             prompts = self._prefix_cache.begin(prompts, running)
         shares = share_out([len(one.unfed) for one in prompts], tokens)
         return [one.take_prompt(n) for one, n in zip(prompts, shares, strict=True) if n]
@@ -211,7 +205,7 @@ class Scheduler:
         """Make one forward pass, choose where logits come, and note what it took."""
         if not (rows or prompts):
             return
-        began_s = self._clock()
+        began_s = self.clock()
         writers = dict.fromkeys([row.generation for row in rows])
         generations = writers | dict.fromkeys([row.generation for row in prompts])
         try:
@@ -220,12 +214,12 @@ class Scheduler:
             for generation in generations:
                 generation.fail(error)
             raise
-        now_s = self._clock()
+        now_s = self.clock()
         seconds = now_s - began_s
         for generation in generations:
             generation.recorder.stamp(now_s)
         fed = sum(len(row.feed.ids) for row in prompts)
-        self._policy.learn(len(rows), seconds, fed)
+        self.policy.learn(len(rows), seconds, fed)
         for generation in writers:
             generation.trace.step_s.append(seconds)
         for row in prompts:
@@ -235,7 +229,7 @@ class Scheduler:
         """Feed `rows`; the thread of each that wants logits chooses its next token."""
         feeds = [row.feed for row in rows]
         wanting = [row for row in rows if row.feed.wants_logits]
-        engine = self._engine
+        engine = self.engine
         if (
             isinstance(engine, KeepsLogits)
             and engine.keeps_logits
@@ -257,7 +251,7 @@ class Scheduler:
 
     def _settle(self) -> None:
         """End answers that are finished or out of time, queued ones included."""
-        now_s = self._clock()
+        now_s = self.clock()
         for generation in self._generations:
             if generation.is_over:
                 continue
@@ -265,7 +259,7 @@ class Scheduler:
             if limit is not None and now_s - generation.added_s >= limit:
                 generation.stop()
             if generation.interpreter.finished:
-                if self._prefix_caching and (beginning := generation.part_with_beginning()):
+                if self.prefix_caching and (beginning := generation.part_with_beginning()):
                     self._prefix_cache.keep(beginning)
                 generation.conclude(now_s)
         self._generations = [one for one in self._generations if not one.is_over]
