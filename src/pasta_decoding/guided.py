@@ -148,7 +148,6 @@ class ThreadGrammar:
 
 
 def write_params(params: GuidedParams) -> str:
-    """Return what `read_params` reads."""
     return f"{PROTOCOL} {json.dumps(asdict(params), separators=(',', ':'))}"
 
 

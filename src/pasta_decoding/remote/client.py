@@ -216,7 +216,6 @@ class ReplicaPool:
     async def _reply(
         self, replica: Replica, asked: Completion, lease: Lease, *, guided: bool
     ) -> AsyncGenerator[int]:
-        """Send a request, and yield what comes."""
         reader = CompletionReader(asked, self.service.vocabulary_size)
         now_s = asyncio.get_running_loop().time
         began_s, limit_s = now_s(), self.service.first_token_s

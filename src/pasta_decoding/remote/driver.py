@@ -50,6 +50,8 @@ class AnswerWriter:
     ) -> None:
         prompt_tokens, most = len(request.prompt), pool.service.max_positions
         self.request, self.pool, self._on_news = request, pool, on_news
+        assert isinstance(request.sampler, Sampler), "a server knows no other"
+        self.sampler = request.sampler
         self.interpreter = Interpreter(
             vocabulary, SHARED_MAX, request.rules, prompt_tokens, most, Joining.text
         )
@@ -81,11 +83,9 @@ class AnswerWriter:
         return self.recorder.conclude(time.perf_counter(), queue_s)
 
     def stop(self) -> None:
-        """Let the answer be what there is of it."""
         self._follow(self.recorder.stop())
 
     def _follow(self, actions: Sequence[Action]) -> None:
-        """Do what was decided, and report it."""
         self._apply(actions)
         self._end_tasks()
         self.recorder.stamp(time.perf_counter())
@@ -112,12 +112,6 @@ class AnswerWriter:
                     return  # it goes on behind the join, in a task of its own
         finally:
             await stream.put_down()
-
-    @property
-    def sampler(self) -> Sampler:
-        """How its servers are to choose: they do so by themselves."""
-        assert isinstance(self.request.sampler, Sampler), "a server knows no other"
-        return self.request.sampler
 
     def _apply(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -177,7 +171,6 @@ class ThreadStream:
         return Choice(int(allowed.only[0]), intervened=False)
 
     async def put_down(self) -> None:
-        """End the request that is under way."""
         if self._tokens is not None:
             tokens, self._tokens = self._tokens, None
             await tokens.aclose()
@@ -237,8 +230,7 @@ class ThreadStream:
         Where that is too much for a request, what is forbidden anywhere is left out.
         """
         bans = dict.fromkeys(refused, BAN)
-        only = allowed.instead if allowed.only is None else allowed.only
-        if only is not None:
+        if (only := allowed.alternatives) is not None:
             return dict.fromkeys(only.tolist(), -BAN) | bans
         own = len(self._writer.sampler.params.logit_bias)
         left_out = max(0, len(allowed.banned) + len(refused) + own - MAX_BIASES)

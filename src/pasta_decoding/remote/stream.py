@@ -49,9 +49,7 @@ class RemoteError(PastaError):
     ) -> None:
         super().__init__(message, hint=hint)
         self.reason = message if reason is None else reason
-        self.retryable = retryable
-        self.retry_after_s = retry_after_s
-        self.healthy = healthy
+        self.retryable, self.retry_after_s, self.healthy = retryable, retry_after_s, healthy
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +123,6 @@ class CompletionReader:
     _counted: bool = False
 
     def feed(self, data: bytes) -> list[int]:
-        """Return the ids that `data` completes."""
         *lines, self._line = (self._line + data).split(b"\n")
         if len(self._line) > MAX_LINE_BYTES:
             raise _garbage("a line without an end")
@@ -185,9 +182,8 @@ class CompletionReader:
             raise RemoteError(f"it streams no token ids; {_DIALECT}")
         for one in ids:
             if type(one) is not int or not 0 <= one < self.vocabulary_size:
-                raise RemoteError(
-                    f"it sent {excerpt(repr(one))} for a token id: does it serve another model?"
-                )
+                about = f"it sent {excerpt(repr(one))} for a token id"
+                raise RemoteError(f"{about}: does it serve another model?")
         return list(ids)
 
     def _finish(self, reason: object, stop: object) -> None:
@@ -195,18 +191,15 @@ class CompletionReader:
             raise RemoteError(f"it gave up: {excerpt(reason)}", retryable=True)
         self._ended = self._ended or reason is not None
         if reason == "stop" and not self._held:
-            self._held = [
-                stop if type(stop) is int and stop in self.asked.stops else self.asked.end
-            ]
+            known = type(stop) is int and stop in self.asked.stops
+            self._held = [stop if known else self.asked.end]
             self._unsent = 1
 
     def _check_usage(self, usage: dict[str, Any]) -> None:
         counted, prompt = usage.get("completion_tokens"), usage.get("prompt_tokens")
         if counted not in (self.received, self.received + self._unsent):
-            raise RemoteError(
-                f"it streamed {self.received} token ids and counts {excerpt(counted)}: some were "
-                "lost or came twice"
-            )
+            about = f"it streamed {self.received} token ids and counts {excerpt(counted)}"
+            raise RemoteError(f"{about}: some were lost or came twice")
         sent = len(self.asked.prompt)
         if prompt not in (None, sent):
             message = f"it read a prompt of {excerpt(prompt)} tokens where {sent} were sent"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pasta_decoding.engines.base import Branch, Engine, Limits
@@ -114,10 +114,8 @@ def check_request(request: Request, engine: Engine, joining: Joining) -> None:
     demand = resources_of(request, joining)
     _check_tokens(request, demand.cells, engine.max_slots, "the engine's", "cells")
     if not _within(demand.branches, engine.max_branches):
-        raise PastaError(
-            f"an answer of up to {demand.branches} branches does not fit the engine's "
-            f"{engine.max_branches}"
-        )
+        message = f"an answer of up to {demand.branches} branches does not fit the engine's"
+        raise PastaError(f"{message} {engine.max_branches}")
 
 
 def check_fits(request: Request, limits: Limits) -> None:
@@ -134,11 +132,8 @@ def _check_tokens(request: Request, tokens: int, most: int | None, whose: str, w
         answer = f"an answer of up to {request.rules.max_tokens}"
         if tokens > resources_of(request).cells:
             answer += f", fed again by text joins ({tokens} in all),"
-        raise PastaError(
-            f"a prompt of {len(request.prompt)} tokens and {answer} do not fit {whose} {most} "
-            f"{what}",
-            code=TOO_LONG,
-        )
+        message = f"a prompt of {len(request.prompt)} tokens and {answer} do not fit"
+        raise PastaError(f"{message} {whose} {most} {what}", code=TOO_LONG)
 
 
 def _within(number: int, most: int | None) -> bool:
@@ -174,12 +169,12 @@ class PrefixEntry:
     branch: Branch
 
 
+@dataclass(eq=False)
 class PrefixCache:
     """Entries, least recently used first. Each has a shrunk request of the engine."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._kept: list[PrefixEntry] = []
+    _engine: Engine
+    _kept: list[PrefixEntry] = field(default_factory=list)
 
     @property
     def cells(self) -> int:
@@ -240,7 +235,7 @@ class PrefixCache:
             self.drop_oldest()
 
     def drop_oldest(self) -> bool:
-        """Drop the least recently used prefix; return whether there was one."""
+        """Return whether there was one."""
         if not self._kept:
             return False
         self._drop(self._kept[0])

@@ -202,7 +202,6 @@ class OutputRecorder:
         return actions + self.stop() if self._order.stopped else actions
 
     def stop(self) -> list[Action]:
-        """End the answer where it stands; return what an engine has to do."""
         return [] if self.interpreter.finished else self._told(self.interpreter.stop())
 
     def stamp(self, now_s: float) -> None:
@@ -220,7 +219,6 @@ class OutputRecorder:
         return Progress(coming, text, self._order.take_tokens(), step)
 
     def conclude(self, now_s: float, queue_s: float = 0.0) -> Answer:
-        """Return the answer of a finished interpreter."""
         self.stamp(now_s)
         interpreter, segments = self.interpreter, tuple(self.interpreter.segments)
         vocabulary, end = interpreter.vocabulary, interpreter.end
@@ -256,7 +254,6 @@ class OutputRecorder:
         return sum(place < kept.get(thread, 0) for thread, place in self.overruled)
 
     def _told(self, actions: list[Action], logprobs: TokenLogprobs | None = None) -> list[Action]:
-        """Turn actions into events; return them."""
         for action in actions:
             match action:
                 case Append(thread, token):

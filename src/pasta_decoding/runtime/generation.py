@@ -44,8 +44,7 @@ class Row(NamedTuple):
 class Generation:
     """One answer: it waits, is opened, prefilled, decoded, and ends with an answer or an error.
 
-    quota:    what it was given beyond its needs.
-    demand:   the room that it needs, quota included.
+    quota:    what it was given beyond its needs, before it is opened.
     unfed:    tokens that main is fed before it writes: of the prompt, or of a text join's rewrite,
               during which no other thread writes.
     prefilled_tokens: the position at which `unfed` goes on.
@@ -72,13 +71,16 @@ class Generation:
     finished: Branch | None = None
     answer: Answer | None = None
     error: BaseException | None = None
-    demand: ResourceRequest = field(init=False)
     recorder: OutputRecorder = field(init=False)
 
     def __post_init__(self) -> None:
         self.unfed = self.request.prompt
         self.recorder = OutputRecorder(self.interpreter, self.unfed, self.added_s)
-        self.allot(LEAST_QUOTA)
+
+    @property
+    def demand(self) -> ResourceRequest:
+        """The room that it needs, quota included."""
+        return resources_of(self.request, self.interpreter.joining, self.quota)
 
     @property
     def trace(self) -> Trace:
@@ -100,18 +102,11 @@ class Generation:
         return 0 if self.opened_s is None else 1 + self.prefilled_tokens + len(self.trace.fed)
 
     def drain(self) -> Progress | None:
-        """Return what happened since the last call, if anything did."""
         return self.recorder.drain(len(self.trace.step_s))
 
     # From the queue to the end
 
-    def allot(self, quota: Quota) -> None:
-        """Set what it may use beyond the least, before it is opened."""
-        self.quota = quota
-        self.demand = resources_of(self.request, self.interpreter.joining, quota)
-
     def open(self, now_s: float) -> None:
-        """Take room for all that the answer may come to."""
         self.live[MAIN] = self.engine.open(reserved_tokens=self.demand.cells)
         self.opened_s = now_s
 
@@ -136,7 +131,6 @@ class Generation:
         return Row(self, MAIN, feed)
 
     def end_prompt(self, seconds: float) -> None:
-        """Note what the pass took that fed some of `unfed`."""
         if self.rewrite_s is None:
             self.trace.prefill_s += seconds
             return

@@ -107,22 +107,18 @@ class Interpreter:
         return thread == MAIN and self._state is _Main.IN_TOPIC
 
     def text_seen(self, thread: int) -> list[int]:
-        """Return the ids of the text behind the prompt that `thread` sees: tags and topics aside.
+        """Return the ids of the text behind the prompt that `thread` sees, without tags and topics.
 
-        It does not depend on scheduling: main's text up to the promise, with the chunks that a SYNC
-        has joined by then, and its own.
+        They do not depend on scheduling: main sees chunks from their sync on.
         """
         if thread == MAIN:
-            before, own = self.segments, self._run
-        else:
-            chunk = self.budget.chunks[thread - 1]
-            before, own = self.segments[: chunk.segment], chunk.ids[1:]
-        return [*joined_text(before), *own]
+            return [*joined_text(self.segments), *self._run]
+        chunk = self.budget.chunks[thread - 1]
+        return [*joined_text(self.segments[: chunk.segment]), *chunk.ids[1:]]
 
     # What may come next
 
     def constraint(self, thread: int) -> Constraint:
-        """Return what `thread` may write next."""
         if thread != MAIN:
             chunk = self.budget.chunks[thread - 1]
             begun = len(chunk.ids) > 1
@@ -142,7 +138,7 @@ class Interpreter:
 
     @property
     def promises_left(self) -> int:
-        """How many more main may make: each needs a position for its closing in the `text` join."""
+        """How many main may make; in the `text` join the closing of each needs a position."""
         most = self.rules.max_chunks if self.rules.parallel else 0
         if self.joining is Joining.text and self.max_positions is not None:
             most = min(most, self.max_positions - self.prompt_tokens - self.rules.max_tokens)

@@ -152,7 +152,6 @@ class EngineLoop:
             self._scheduler.cancel(job[0])
 
     def _end(self) -> None:
-        """End every request with a ClosedError, those just handed in included."""
         with self._handing_in:
             self._closed = True
         while not self._inbox.empty():

@@ -150,7 +150,6 @@ class SchedulingPolicy:
         return wanted if wanted * token_s <= self._budget_s else int(self._budget_s / token_s)
 
     def learn(self, width: int, seconds: float, prompt_tokens: int = 0) -> None:
-        """Hear what a step of `width` threads and some prompt tokens took."""
         self._steps_without = 0 if prompt_tokens else self._steps_without + 1
         if not prompt_tokens:
             self.costs.add(width, seconds)

@@ -156,7 +156,7 @@ class Scheduler:
             beside = [other.demand for other in running]
             if running and not has_room(self.engine, sum(beside, one.demand)):
                 break
-            one.allot(quota_of(one.request, self.engine, sum(beside, one.demand)))
+            one.quota = quota_of(one.request, self.engine, sum(beside, one.demand))
             self._prefix_cache.make_room(sum(beside, one.demand))
             if not self._open(one, alone=not running):
                 break
@@ -181,19 +181,17 @@ class Scheduler:
                         return False  # the others will give theirs back
                     generation.fail(error)
                     raise
-                generation.allot(LEAST_QUOTA)
+                generation.quota = LEAST_QUOTA
             except BaseException as error:
                 generation.fail(error)
                 raise
 
     def _take_threads(self, running: Sequence[Generation]) -> list[Row]:
-        """Return what is fed of the threads whose turn it is: the last token of each."""
         live = [one for one in running if not one.unfed and one.pending]
         chosen = self.policy.choose([one.runnable() for one in live])
         return [row for one, threads in zip(live, chosen, strict=True) for row in one.take(threads)]
 
     def _take_prompts(self, running: Sequence[Generation], width: int) -> list[Row]:
-        """Return what is fed of prompts in a step of `width` threads."""
         prompts = [one for one in running if one.unfed]
         tokens = self.policy.prompt_tokens(width, self.engine.batch_tokens) if prompts else 0
         if tokens and self.prefix_caching:
@@ -202,7 +200,6 @@ class Scheduler:
         return [one.take_prompt(n) for one, n in zip(prompts, shares, strict=True) if n]
 
     def _forward(self, rows: Sequence[Row], prompts: Sequence[Row]) -> None:
-        """Make one forward pass, choose where logits come, and note what it took."""
         if not (rows or prompts):
             return
         began_s = self.clock()
@@ -229,15 +226,11 @@ class Scheduler:
         """Feed `rows`; the thread of each that wants logits chooses its next token."""
         feeds = [row.feed for row in rows]
         wanting = [row for row in rows if row.feed.wants_logits]
-        engine = self.engine
-        if (
-            isinstance(engine, KeepsLogits)
-            and engine.keeps_logits
-            and all(isinstance(row.generation.request.sampler, Sampler) for row in wanting)
-        ):
-            self._choose_on_device(engine.step_kept(feeds), wanting)
+        sampled = all(isinstance(row.generation.request.sampler, Sampler) for row in wanting)
+        if sampled and isinstance(self.engine, KeepsLogits) and self.engine.keeps_logits:
+            self._choose_on_device(self.engine.step_kept(feeds), wanting)
             return
-        for row, logits_V in zip(wanting, engine.step(feeds), strict=True):
+        for row, logits_V in zip(wanting, self.engine.step(feeds), strict=True):
             row.generation.choose(row.thread, logits_V)
 
     def _choose_on_device(self, logits_FV: Tensor, rows: Sequence[Row]) -> None:

@@ -7,6 +7,7 @@ that completes it. So what is kept does not depend on which thread was faster.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment, SyncRun
 from pasta_decoding.lang.tree import Chunk, Node, Span, Sync, Tree, valid_tokens, valid_topic
@@ -26,6 +27,7 @@ from pasta_decoding.runtime.vocabulary import FRAGMENT, Decode, Vocabulary
 MAX_HELD_TOKENS = 8
 
 
+@dataclass(slots=True)
 class ThreadText:
     """The growing text of one thread. A character cut by a token border waits for its rest.
 
@@ -33,29 +35,26 @@ class ThreadText:
     does not end with white space.
     """
 
-    def __init__(self, decode: Decode, *, keep_edge: bool = False) -> None:
-        self._decode = decode
-        self._keep_edge = keep_edge
-        self._ids: list[int] = []
-        self._edge = ""
+    decode: Decode
+    keep_edge: bool = False
+    _ids: list[int] = field(default_factory=list)
+    _edge: str = ""
 
     def add(self, token: int) -> str:
-        """Return the text that `token` makes certain."""
         self._ids.append(token)
-        text = self._decode(self._ids)
+        text = self.decode(self._ids)
         if text.endswith(FRAGMENT) and len(self._ids) < MAX_HELD_TOKENS:
             return ""
         self._ids.clear()
         return self._past_edge(text)
 
     def end(self) -> str:
-        """Return what was held back, at the end of a stretch of text."""
-        text = self._decode(self._ids) if self._ids else ""
+        text = self.decode(self._ids) if self._ids else ""
         self._ids.clear()
         return self._past_edge(text)
 
     def _past_edge(self, text: str) -> str:
-        if not self._keep_edge:
+        if not self.keep_edge:
             return text
         text = self._edge + text
         visible = text.rstrip()
@@ -63,6 +62,7 @@ class ThreadText:
         return visible
 
 
+@dataclass(slots=True)
 class AnswerText:
     """Turns live events into text in reading order, as early as that order and the stops allow.
 
@@ -73,18 +73,16 @@ class AnswerText:
     stopped: a stop string was found: nothing more is shown, and the answer need not be written on.
     """
 
-    def __init__(self, stops: Sequence[str] = ()) -> None:
-        self.stopped = False
-        self._stops = stops
-        self._waiting: list[tuple[int, list[Delta]]] = [(MAIN, [])]
-        self._closed: set[int] = set()
-        self._ends_after: int | None = None
-        self._held = ""
-        self._shown_chars = 0
-        self._tokens: list[Placed] = []
+    stops: Sequence[str] = ()
+    stopped: bool = False
+    _waiting: list[tuple[int, list[Delta]]] = field(default_factory=lambda: [(MAIN, [])])
+    _closed: set[int] = field(default_factory=set)
+    _ends_after: int | None = None
+    _held: str = ""
+    _shown_chars: int = 0
+    _tokens: list[Placed] = field(default_factory=list)
 
     def feed(self, event: Event) -> str:
-        """Return the text that can be shown after `event`."""
         match event:
             case Opened(thread):
                 self._waiting += [(thread, []), (MAIN, [])]
@@ -122,7 +120,7 @@ class AnswerText:
         if not self.stopped and left != 0:
             self._tokens += [Placed(start, token) for token in delta.logprobs]
             self._held += delta.text[:left]
-            places = [(self._held.find(stop), len(stop)) for stop in self._stops]
+            places = [(self._held.find(stop), len(stop)) for stop in self.stops]
             if found := [(place + chars, place) for place, chars in places if place >= 0]:
                 self.stopped, self._held = True, self._held[: min(found)[1]]
 
@@ -135,9 +133,9 @@ class AnswerText:
 
     def _growing_chars(self) -> int:
         """Count the last characters that may be the beginning of a stop string."""
-        longest = min(len(self._held), max(map(len, self._stops), default=1) - 1)
+        longest = min(len(self._held), max(map(len, self.stops), default=1) - 1)
         ends = ((size, self._held[-size:]) for size in range(longest, 0, -1))
-        growing = (size for size, end in ends if any(one.startswith(end) for one in self._stops))
+        growing = (size for size, end in ends if any(one.startswith(end) for one in self.stops))
         return next(growing, 0)
 
 

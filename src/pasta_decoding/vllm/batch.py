@@ -19,12 +19,11 @@ from torch import Tensor
 from pasta_decoding.guided import XARG, GuidedParams, Kind, ThreadGrammar, read_params
 from pasta_decoding.models.checkpoint import is_reserved
 from pasta_decoding.runtime.constraints import Constraint
+from pasta_decoding.runtime.request import GREEDY_BELOW
 from pasta_decoding.runtime.vocabulary import Ids, Vocabulary, vocabulary_of
 
 UNKNOWN = -1
 """Stands in a request's output for a token that has not come back from the accelerator."""
-GREEDY_BELOW = 1e-5
-"""Under this temperature vLLM takes the likeliest."""
 Row = tuple[int, Constraint | None, float]
 """Which one, what may stand there if that is known, and the temperature at which it is drawn."""
 
@@ -65,23 +64,22 @@ class Served:
         return end if isinstance(end, int) and end < self.size else 0
 
 
+@dataclass(eq=False)
 class Writing:
-    """What one request obeys. `output` is vLLM's own list, to which it appends what was written.
+    """What one request obeys.
 
+    output: what was written: vLLM's own list, to which it appends, or that of a slot.
     temperature: of its sampling.
     """
 
-    _thread: ThreadGrammar
-    _last: int
+    guide: GuidedParams
+    served: Served
+    output: list[int]
+    temperature: float
+    _last: int = UNKNOWN
 
-    def __init__(
-        self, guide: GuidedParams, served: Served, output: Sequence[int], temperature: float
-    ) -> None:
-        self.temperature = temperature
-        self.output = output
-        self._params = guide
-        self._served = served
-        self._known = served.has(guide)
+    def __post_init__(self) -> None:
+        self._known = self.served.has(self.guide)
         self._begin()
 
     def constraint(self) -> Constraint | None:
@@ -89,10 +87,10 @@ class Writing:
 
         Where the vocabulary is another, its end is all that may come.
         """
-        if self._params.kind is Kind.check:
+        if self.guide.kind is Kind.check:
             return Constraint.force([self._verdict()])
         if not self._known:
-            return Constraint.force([self._served.end])
+            return Constraint.force([self.served.end])
         seen = self._seen
         if seen and (len(self.output) < seen or self.output[seen - 1] != self._last):
             self._begin()  # its end was left out or replaced; nothing before that ever is
@@ -107,13 +105,13 @@ class Writing:
 
     def _begin(self) -> None:
         self._seen = 0
-        if self._known and self._params.kind is not Kind.check:
-            self._thread = ThreadGrammar(self._served.vocabulary(self._params), self._params)
+        if self._known and self.guide.kind is not Kind.check:
+            self._thread = ThreadGrammar(self.served.vocabulary(self.guide), self.guide)
 
     def _verdict(self) -> int:
-        well, seen, unseen, foreign = self._params.verdicts
-        if max(self._params.verdicts) >= self._served.size:
-            return self._served.end
+        well, seen, unseen, foreign = self.guide.verdicts
+        if max(self.guide.verdicts) >= self.served.size:
+            return self.served.end
         if not self.output:
             return well if self._known else foreign
         return seen if self.output[0] == well else unseen
@@ -150,7 +148,6 @@ class Places:
                 self._rows[one] = second
 
     def apply(self, logits_RV: Tensor) -> Tensor:
-        """Hold every row to its rules."""
         found = [(row, one.constraint(), one.temperature) for row, one in self._rows.items()]
         restrict(logits_RV, found)
         return logits_RV
@@ -166,17 +163,13 @@ class Slots:
         self._served = served
         self._states = states
         self._slots: dict[int, Writing] = {}
-        self._outputs: dict[int, list[int]] = {}
 
     def add(self, slot: int, params: Any) -> bool:
         """Let a request into a slot, after whoever had it; is it guided?"""
         self._slots.pop(slot, None)
-        guide = guided_params_of(params)
-        if guide is None:
-            return False
-        self._outputs[slot] = []
-        self._slots[slot] = Writing(guide, self._served, self._outputs[slot], params.temperature)
-        return True
+        if (guide := guided_params_of(params)) is not None:
+            self._slots[slot] = Writing(guide, self._served, [], params.temperature)
+        return guide is not None
 
     def apply(self, logits_RV: Tensor, context: Any) -> Tensor:
         """Hold every row to its rules. What was just written is fetched from the accelerator."""
@@ -188,15 +181,15 @@ class Slots:
         for row, (slot, token, place) in enumerate(fetched):
             if (one := self._slots.get(slot)) is None:
                 continue
-            self._follow(slot, token, place)
+            self._follow(slot, one.output, token, place)
             found.append((row, one.constraint(), one.temperature))
         restrict(logits_RV, found)
         return logits_RV
 
-    def _follow(self, slot: int, token: int, place: int) -> None:
+    def _follow(self, slot: int, output: list[int], token: int, place: int) -> None:
         """Bring a slot's output up to the token at `place` of its sequence, counted from 0."""
         prompt_tokens = int(self._states.prompt_len.np[slot])
-        output, wanted = self._outputs[slot], max(0, place + 1 - prompt_tokens)
+        wanted = max(0, place + 1 - prompt_tokens)
         if wanted > len(output) + 1:  # it was preempted, and is new in its slot
             ids = self._states.all_token_ids.gpu
             output[:] = ids[slot, prompt_tokens : prompt_tokens + wanted].tolist()
