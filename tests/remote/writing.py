@@ -63,7 +63,7 @@ def writer(
     """A writer whose news are drained as soon as they come."""
 
     def drain() -> None:
-        if news := made.recorder.drain(max(made.steps.values())):
+        if news := made.drain():
             on_news(news)
 
     made = AnswerWriter(request, VOCABULARY, pool, drain)

@@ -92,7 +92,7 @@ class Layout:
 
     @property
     def critical_path(self) -> int:
-        """Forward steps after the prefill that the answer needs at unlimited width."""
+        """Steps after the prefill that the answer needs at unlimited width."""
         return max(self.step, default=0)
 
 

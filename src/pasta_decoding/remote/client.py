@@ -200,11 +200,8 @@ class ReplicaPool:
             return False  # it refuses fields that it does not know
         well, seen, unseen, foreign = verdicts
         if found[:1] == [foreign]:
-            raise RemoteError(
-                "the model that it serves has not the reserved tokens that the answers need: "
-                "serve what `pasta export --to hf` wrote",
-                healthy=True,
-            )
+            about = "the model that it serves has not the reserved tokens that the answers need"
+            raise RemoteError(f"{about}: serve what `pasta export --to hf` wrote", healthy=True)
         if found == [well, unseen]:
             raise RemoteError(
                 "its logits processor is not shown the tokens that were written",

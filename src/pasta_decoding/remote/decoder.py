@@ -21,7 +21,6 @@ from pasta_decoding.remote.stream import RemoteError, excerpt
 from pasta_decoding.runtime.admission import check_fits
 from pasta_decoding.runtime.answer import Answer, Sent
 from pasta_decoding.runtime.decoder import Decoder, decoder_fields
-from pasta_decoding.runtime.events import Progress
 from pasta_decoding.runtime.request import Request, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.scheduler import Activity
@@ -44,8 +43,14 @@ class RemoteDecoder(Decoder):
     def name(self) -> str:
         return "remote"
 
-    def scheduler(self, **options: Any) -> RemoteScheduler:
-        return RemoteScheduler(self, **options)
+    def scheduler(
+        self,
+        *,
+        max_requests: int | None = None,
+        on_sent: Callable[[Sent], object] = lambda _sent: None,
+        **_options: Any,
+    ) -> RemoteScheduler:
+        return RemoteScheduler(self, max_requests, on_sent)
 
     def sampler(self, sampling: SamplingParams, choice: int = 0) -> Sampler:
         if sampling.penalises:
@@ -53,28 +58,6 @@ class RemoteDecoder(Decoder):
         if sampling.logprobs is not None:
             raise PastaError("the servers send token ids and no logprobs")
         return Decoder.sampler(self, sampling, choice)
-
-
-@dataclass(eq=False)
-class RemoteGeneration:
-    """One answer of a `RemoteScheduler`, as `Generation` is one of a `Scheduler`."""
-
-    writer: AnswerWriter
-    task: asyncio.Task[Answer]
-
-    @property
-    def computed(self) -> int:
-        return 1 + len(self.writer.trace.fed)
-
-    @property
-    def error(self) -> BaseException | None:
-        return self.task.exception() if self.task.done() else None
-
-    def result(self) -> Answer | None:
-        return self.task.result() if self.task.done() else None
-
-    def drain(self) -> Progress | None:
-        return self.writer.recorder.drain(max(self.writer.steps.values()))
 
 
 class RemoteScheduler:
@@ -87,21 +70,19 @@ class RemoteScheduler:
     def __init__(
         self,
         decoder: RemoteDecoder,
-        *,
-        max_requests: int | None = None,
-        on_sent: Callable[[Sent], object] = lambda _sent: None,
-        **_options: Any,
+        max_requests: int | None,
+        on_sent: Callable[[Sent], object],
     ) -> None:
         self._decoder, self._on_sent = decoder, on_sent
         self._places = asyncio.Semaphore(max_requests) if max_requests else nullcontext()
         self._pool = ReplicaPool(decoder.service)
         self._news = asyncio.Event()
         self._loop = asyncio.new_event_loop()
-        self._unended: list[RemoteGeneration] = []
+        self._unended: list[AnswerWriter] = []
 
     @property
     def activity(self) -> Activity:
-        writers = [one.writer for one in self._unended if one.writer.trace.sent is not None]
+        writers = [one for one in self._unended if one.trace.sent is not None]
         live = sum(len(one.interpreter.writing) for one in writers)
         return Activity(running=len(writers), live_threads=live)
 
@@ -109,12 +90,12 @@ class RemoteScheduler:
         service = self._decoder.service
         check_fits(request, Limits(service.vocabulary_size, service.max_positions))
 
-    def add(self, request: Request) -> RemoteGeneration:
+    def add(self, request: Request) -> AnswerWriter:
         self.check(request)
         writer = AnswerWriter(request, self._decoder.vocabulary, self._pool, self._news.set)
-        generation = RemoteGeneration(writer, self._loop.create_task(self._write(writer)))
-        self._unended.append(generation)
-        return generation
+        writer.task = self._loop.create_task(self._write(writer))
+        self._unended.append(writer)
+        return writer
 
     def step(self) -> int:
         """Let answers be written until there is news of one; 0: they take no steps of an engine."""
@@ -122,8 +103,8 @@ class RemoteScheduler:
         self._unended = [one for one in self._unended if not one.task.done()]
         return 0
 
-    def cancel(self, *generations: RemoteGeneration) -> None:
-        for one in generations:
+    def cancel(self, *writers: AnswerWriter) -> None:
+        for one in writers:
             if one.task.cancel():
                 with suppress(asyncio.CancelledError, Exception):
                     self._loop.run_until_complete(one.task)

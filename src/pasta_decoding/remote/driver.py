@@ -16,6 +16,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from pasta_decoding.remote.client import ReplicaPool
 from pasta_decoding.remote.stream import BAN, MAX_BIASES, Completion, RemoteError
 from pasta_decoding.runtime.answer import Answer, Fed, OutputRecorder
 from pasta_decoding.runtime.constraints import Constraint
-from pasta_decoding.runtime.events import Action, Append, CloseChunk, Fork, Rewrite
+from pasta_decoding.runtime.events import Action, Append, CloseChunk, Fork, Progress, Rewrite
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampler import Choice, Sampler
@@ -34,9 +35,10 @@ from pasta_decoding.runtime.vocabulary import Vocabulary
 
 
 class AnswerWriter:
-    """Writes one answer; `run` it once. Everything belongs to one event loop.
+    """Writes one answer, as `Generation` on an engine; `run` it once, all in one event loop.
 
-    on_news:  called when there is more to drain from `recorder`.
+    task:     what runs it.
+    on_news:  called when there is more to drain.
     contexts: what each thread that writes has before it, from the prompt on.
     steps:    the step that fed each thread's last token, as the layout counts them.
     """
@@ -55,10 +57,25 @@ class AnswerWriter:
         self.interpreter = Interpreter(
             vocabulary, SHARED_MAX, request.rules, prompt_tokens, most, Joining.text
         )
+        self.task: asyncio.Task[Answer]
         self.contexts, self.steps = {MAIN: list(request.prompt)}, {MAIN: 0}
         self.recorder = OutputRecorder(self.interpreter, request.prompt, time.perf_counter())
         self.trace = self.recorder.trace
         self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    @property
+    def computed(self) -> int:
+        return 1 + len(self.trace.fed)
+
+    @property
+    def error(self) -> BaseException | None:
+        return self.task.exception() if self.task.done() else None
+
+    def result(self) -> Answer | None:
+        return self.task.result() if self.task.done() else None
+
+    def drain(self) -> Progress | None:
+        return self.recorder.drain(max(self.steps.values()))
 
     async def run(self) -> Answer:
         """Write the answer. If one thread fails for good, the others are cancelled.
@@ -143,16 +160,15 @@ class AnswerWriter:
         self.trace.fed += [Fed(step, MAIN, token, position + n) for n, token in enumerate(ids)]
 
 
+@dataclass
 class ThreadStream:
     """What one thread writes with: the request that is under way for it, if there is one."""
 
-    def __init__(self, writer: AnswerWriter, thread: int) -> None:
-        self._writer = writer
-        self._thread = thread
-        self._tokens: AsyncGenerator[int] | None = None
+    writer: AnswerWriter
+    thread: int
+    _tokens: AsyncGenerator[int] | None = None
 
     async def choose(self) -> Choice:
-        """Return the next token of the thread, one that it may write now."""
         refused: set[int] = set()
         while not (allowed := self._allowed()).forced:
             token = await (self._instead(allowed, refused) if refused else self._next())
@@ -162,9 +178,8 @@ class ThreadStream:
             if allowed.admits(token):
                 return Choice(token, intervened=bool(refused))
             if token in refused:
-                raise RemoteError(
-                    f"the server insists on the token {token}, which `logit_bias` forbids"
-                )
+                about = f"the server insists on the token {token}"
+                raise RemoteError(f"{about}, which `logit_bias` forbids")
             refused.add(token)
             await self.put_down()
         assert allowed.only is not None, "a limit leaves a choice of ids"
@@ -176,10 +191,9 @@ class ThreadStream:
             await tokens.aclose()
 
     async def _next(self) -> int:
-        """Return the next token of the request under way, or of a new one."""
         for _ in range(2):
             if self._tokens is None:
-                most = self._writer.interpreter.budget.most_tokens(self._thread)
+                most = self.writer.interpreter.budget.most_tokens(self.thread)
                 self._tokens = self._ask(most, self._lasting_bans())
             token = await anext(self._tokens, None)
             if token is not None:
@@ -188,8 +202,7 @@ class ThreadStream:
         raise RemoteError("the server ended a reply before its first token")
 
     async def _instead(self, allowed: Constraint, refused: Collection[int]) -> int:
-        """Return what the model would write in place of `refused`."""
-        self._writer.lease.sent.corrections += 1
+        self.writer.lease.sent.corrections += 1
         asked = self._ask(1, self._bias(allowed, refused), tries=len(refused))
         async with aclosing(asked) as tokens:
             if found := [token async for token in tokens]:
@@ -197,30 +210,27 @@ class ThreadStream:
         raise RemoteError("the server ended a reply before its first token")
 
     def _allowed(self) -> Constraint:
-        return self._writer.interpreter.constraint(self._thread)
+        return self.writer.interpreter.constraint(self.thread)
 
     def _ask(self, most: int, bias: dict[int, float], *, tries: int = 0) -> AsyncGenerator[int]:
         """Ask for tokens. The seed is of this very request, so that servers repeat themselves."""
-        writer, vocabulary = self._writer, self._writer.interpreter.vocabulary
-        service, context = writer.pool.service, writer.contexts[self._thread]
+        writer, vocabulary = self.writer, self.writer.interpreter.vocabulary
+        service, context = writer.pool.service, writer.contexts[self.thread]
         control, sampler = vocabulary.control, writer.sampler
-        index = writer.recorder.chosen.get(self._thread, 0)
-        noise = np.random.SeedSequence(
-            (sampler.params.seed, sampler.request, self._thread, index, tries)
-        )
+        index = writer.recorder.chosen.get(self.thread, 0)
+        key = (sampler.params.seed, sampler.request, self.thread, index, tries)
+        noise = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+        end = control.sync if self.thread == MAIN else control.async_close
         all_bias = {**sampler.params.logit_bias, **bias}
         asked = Completion(
             prompt=tuple(context),
             max_tokens=max(1, min(most, service.max_positions - len(context))),
-            stops=(
-                control.sync if self._thread == MAIN else control.async_close,
-                *sorted(vocabulary.eos_ids),
-            ),
+            stops=(end, *sorted(vocabulary.eos_ids)),
             end=vocabulary.end,
             bias={token: by for token, by in all_bias.items() if token < service.vocabulary_size},
             sampling=sampler.params,
-            seed=int(noise.generate_state(1, np.uint64)[0] >> 1),
-            params=guided_params(writer.interpreter, self._thread),
+            seed=int(noise >> 1),
+            params=guided_params(writer.interpreter, self.thread),
         )
         return writer.pool.stream(writer.lease, asked)
 
@@ -232,15 +242,15 @@ class ThreadStream:
         bans = dict.fromkeys(refused, BAN)
         if (only := allowed.alternatives) is not None:
             return dict.fromkeys(only.tolist(), -BAN) | bans
-        own = len(self._writer.sampler.params.logit_bias)
+        own = len(self.writer.sampler.params.logit_bias)
         left_out = max(0, len(allowed.banned) + len(refused) + own - MAX_BIASES)
         return dict.fromkeys(allowed.banned[left_out:].tolist(), BAN) | bans
 
     def _lasting_bans(self) -> dict[int, float]:
         """Forbid what the thread may never write, whatever the others do."""
-        interpreter = self._writer.interpreter
+        interpreter = self.writer.interpreter
         control = interpreter.vocabulary.control
-        may_come = {control.async_close} if self._thread != MAIN else set()
-        if self._thread == MAIN and interpreter.rules.parallel:
+        may_come = {control.async_close} if self.thread != MAIN else set()
+        if self.thread == MAIN and interpreter.rules.parallel:
             may_come = {control.promise_open, control.sync, *control.promise_close.values()}
         return dict.fromkeys(control.ids - may_come, BAN)

@@ -87,7 +87,6 @@ def resources_of(
 
 
 def has_room(engine: Engine, demand: ResourceRequest) -> bool:
-    """Do requests that need `demand` together fit the engine?"""
     return _within(demand.cells, engine.max_slots) and _within(demand.branches, engine.max_branches)
 
 
@@ -109,7 +108,6 @@ def quota_of(request: Request, engine: Engine, taken: ResourceRequest) -> Quota:
 
 
 def check_request(request: Request, engine: Engine, joining: Joining) -> None:
-    """Raise PastaError if `request` could not be answered even alone."""
     check_fits(request, Limits(engine.vocabulary_size, engine.max_positions))
     demand = resources_of(request, joining)
     _check_tokens(request, demand.cells, engine.max_slots, "the engine's", "cells")

@@ -47,7 +47,6 @@ class Constraint:
         return self.instead if self.only is None else self.only
 
     def candidates(self, size: int) -> npt.NDArray[np.bool_]:
-        """Say of each id below `size` whether it is one of the alternatives."""
         named = self.alternatives
         candidates_V = np.full(size, named is None)
         candidates_V[self.banned if named is None else named] = named is not None
@@ -110,7 +109,6 @@ class Topics:
 
     @property
     def is_full(self) -> bool:
-        """Has it all the tokens that a topic may have, so that its closing is forced?"""
         return len(self.ids) >= self.rules.max_topic_tokens
 
     def finish(self) -> str:
@@ -122,7 +120,6 @@ class Topics:
         return topic
 
     def constraint(self) -> Constraint:
-        """Return what may stand next in the topic, its closing included."""
         closes = self.vocabulary.promise_close_ids
         if not self.rules.topic:
             return Constraint(NOTHING, only=closes)
@@ -228,7 +225,6 @@ class Budget:
         return max(1, left)
 
     def most_to_come(self) -> int:
-        """Return how many tokens the running chunks may still write, by their own limits."""
         return sum(map(self._left_of, self.running))
 
     def most_of_a_chunk(self, promised: int) -> int:
@@ -241,5 +237,4 @@ class Budget:
         return beyond or self._left_of(chunk) <= 0
 
     def _left_of(self, chunk: WrittenChunk) -> int:
-        """Return how many tokens `chunk` may still have by its own limit."""
         return self.most_of_a_chunk(chunk.promised) + 1 - len(chunk.ids)

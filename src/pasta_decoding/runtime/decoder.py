@@ -60,7 +60,7 @@ class Decoder:
     @property
     @abstractmethod
     def name(self) -> str:
-        """What computes the answers, in one word."""
+        """What computes the answers."""
 
     @abstractmethod
     def scheduler(self, **options: Any) -> Any:

@@ -50,7 +50,7 @@ class Generation:
     prefilled_tokens: the position at which `unfed` goes on.
     forked_after: tokens of the answer that were fed before its first fork; None before that.
     rewrite_s: what a text join took up to now; None while there is none.
-    pending:  the token that each thread has chosen and not been fed yet.
+    pending:  what each thread has chosen and not been fed yet.
     live:     the branches of the threads that live; none before it is opened and after its end.
     finished: the branch that sees what finished chunks wrote, until main joins it. One for all of
               them: an engine may have few branches.
@@ -66,7 +66,7 @@ class Generation:
     prefilled_tokens: int = 0
     forked_after: int | None = None
     rewrite_s: float | None = None
-    pending: dict[int, Row] = field(default_factory=dict)
+    pending: dict[int, Feed] = field(default_factory=dict)
     live: dict[int, Branch] = field(default_factory=dict)
     finished: Branch | None = None
     answer: Answer | None = None
@@ -79,7 +79,6 @@ class Generation:
 
     @property
     def demand(self) -> ResourceRequest:
-        """The room that it needs, quota included."""
         return resources_of(self.request, self.interpreter.joining, self.quota)
 
     @property
@@ -103,8 +102,6 @@ class Generation:
 
     def drain(self) -> Progress | None:
         return self.recorder.drain(len(self.trace.step_s))
-
-    # From the queue to the end
 
     def open(self, now_s: float) -> None:
         self.live[MAIN] = self.engine.open(reserved_tokens=self.demand.cells)
@@ -157,7 +154,7 @@ class Generation:
         opening = self._opening
         if opening in threads and MAIN not in threads:
             threads = [thread for thread in threads if thread != opening]
-        rows = [self.pending.pop(thread) for thread in sorted(threads)]
+        rows = [Row(self, thread, self.pending.pop(thread)) for thread in sorted(threads)]
         for _, thread, feed in rows:
             self.trace.feed(thread, feed.ids[0], feed.positions[0])
         return rows
@@ -165,8 +162,8 @@ class Generation:
     @property
     def _opening(self) -> int | None:
         """The chunk that main's next feed opens, if it does: the last one, which waits for it."""
-        row = self.pending.get(MAIN)
-        return None if row is None or len(row.feed.branches) < 2 else max(self.pending)
+        feed = self.pending.get(MAIN)
+        return None if feed is None or len(feed.branches) < 2 else max(self.pending)
 
     def choose(self, thread: int, logits_V: FloatArray) -> None:
         sampler = self.request.sampler
@@ -237,8 +234,6 @@ class Generation:
         self._close()
         return entry
 
-    # What the interpreter decided
-
     def _apply(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
@@ -277,5 +272,4 @@ class Generation:
 
     def _feed(self, append: Append, threads: tuple[int, ...]) -> None:
         branches = tuple(self.live[thread] for thread in threads)
-        feed = Feed(branches, (append.token,), (append.position,))
-        self.pending[append.thread] = Row(self, append.thread, feed)
+        self.pending[append.thread] = Feed(branches, (append.token,), (append.position,))

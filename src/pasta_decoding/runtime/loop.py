@@ -1,4 +1,4 @@
-"""One thread that owns an engine, and what it reports: requests in, news back by callbacks.
+"""One thread that owns a scheduler, and what it reports: requests in, news back by callbacks.
 
 Callers put calls into an inbox, and the engine's thread makes them between two steps. So nobody
 waits for a step to hand something in, and a cancelled request is gone within one step.
@@ -20,6 +20,7 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.events import Progress
 from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.scheduler import Activity
 
 
 class ClosedError(PastaError):
@@ -47,9 +48,7 @@ Cancel = Callable[[], object]
 
 
 class EngineLoop:
-    """Writes answers, any number at once, with the decoder's engine or servers, until it is closed.
-
-    Any thread may call.
+    """Writes answers, any number at once, until it is closed. Any thread may call.
 
     on_step: called with the number of threads that wrote in a step, in the engine's thread.
     options: of the decoder's scheduler.
@@ -81,10 +80,7 @@ class EngineLoop:
         self._scheduler.check(request)
 
     def submit(self, request: Request, listener: Listener) -> Cancel:
-        """Hand in a request, and return what cancels it.
-
-        Raises as `check` does, and ClosedError if this is not `alive`.
-        """
+        """Raises as `check` does, and ClosedError if this is not `alive`."""
         self.check(request)
         release_openmp_threads()  # the calling thread's, which may have computed
         key = object()
@@ -104,16 +100,16 @@ class EngineLoop:
     # The engine's thread
 
     def _run(self) -> None:
-        try:
-            with closing(self._scheduler):
+        with closing(self._scheduler):
+            try:
                 while not self._closed:
                     self._take_calls()
                     if self._jobs:
                         self._step()
                     for key in list(self._jobs):
                         self._report(key)
-        finally:
-            self._end()
+            finally:
+                self._end()
 
     def _take_calls(self) -> None:
         if not self._jobs:
@@ -159,4 +155,4 @@ class EngineLoop:
         for _, listener in self._jobs.values():
             listener(Failure(ClosedError()))
         self._jobs.clear()
-        self.activity = self._scheduler.activity
+        self.activity = Activity()

@@ -79,7 +79,6 @@ class StepCost:
 
 
 def on_grid(width: int) -> int:
-    """Return the width as which `width` counts."""
     return next((one for one in GRID if one >= width), width)
 
 

@@ -97,14 +97,11 @@ class Scheduler:
         )
 
     def check(self, request: Request) -> None:
-        """Raise PastaError if `request` could not be answered even alone. Any thread may call."""
+        """Raises PastaError if it could not be answered even alone. Any thread may call."""
         check_request(request, self.engine, self.joining)
 
     def add(self, request: Request) -> Generation:
-        """Queue a request; return what will have its answer.
-
-        Raises PastaError if it could not be answered even alone; nothing is held then.
-        """
+        """Queue a request; return what will have its answer. Raises as `check` does."""
         self.check(request)
         interpreter = Interpreter(
             self.vocabulary,
@@ -143,10 +140,7 @@ class Scheduler:
         self._prefix_cache.close()
 
     def _admit(self) -> list[Generation]:
-        """Open requests in the order in which they came, as long as there is room.
-
-        Return those that run.
-        """
+        """Open requests, as long as there is room; return those that run. Both oldest first."""
         running = self._running()
         for one in self._generations:
             if one.opened_s is not None or one.is_over:
@@ -164,10 +158,9 @@ class Scheduler:
         return running
 
     def _open(self, generation: Generation, *, alone: bool) -> bool:
-        """Open a request; return whether the engine had the memory for it now.
+        """Return whether the engine had the memory for it now; it may need that in one piece.
 
-        An engine may need its room in one piece: kept prefixes go first, then what is beyond the
-        least quota.
+        Kept prefixes go first, then what is beyond the least quota.
         """
         while True:
             try:
@@ -258,7 +251,6 @@ class Scheduler:
         self._generations = [one for one in self._generations if not one.is_over]
 
     def _running(self) -> list[Generation]:
-        """Return the requests that are let in and not over, oldest first."""
         return [one for one in self._generations if one.opened_s is not None and not one.is_over]
 
 

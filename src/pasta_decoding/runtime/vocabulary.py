@@ -44,7 +44,6 @@ class Vocabulary:
     end: int
 
     def ids_where(self, holds: Callable[[str], bool], *, also: Collection[int] = ()) -> Ids:
-        """Return the ids whose text satisfies `holds`, and `also`, ascending."""
         found = {token for token, text in enumerate(self.texts) if holds(text)}
         return np.array(sorted(found | set(also)), dtype=np.int64)
 

@@ -8,7 +8,7 @@ Shapes: R rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -123,12 +123,12 @@ def guided_params_of(params: Any) -> GuidedParams | None:
     return None if found is None else read_params(found)
 
 
+@dataclass(eq=False)
 class Places:
     """Requests by their row in the batch, as the first runner tells of changes."""
 
-    def __init__(self, served: Served) -> None:
-        self._served = served
-        self._rows: dict[int, Writing] = {}
+    served: Served
+    _rows: dict[int, Writing] = field(default_factory=dict)
 
     def update(self, change: Any) -> None:
         """Follow a `BatchUpdate`: first who left, then who came, then who moved."""
@@ -139,7 +139,7 @@ class Places:
         for row, params, _prompt, output in change.added:
             self._rows.pop(row, None)
             if (guide := guided_params_of(params)) is not None:
-                self._rows[row] = Writing(guide, self._served, output, params.temperature)
+                self._rows[row] = Writing(guide, self.served, output, params.temperature)
         for one, other, direction in change.moved:
             first, second = self._rows.pop(one, None), self._rows.pop(other, None)
             if first is not None:
@@ -153,22 +153,22 @@ class Places:
         return logits_RV
 
 
+@dataclass(eq=False)
 class Slots:
     """Requests by the slot that each keeps, as the second runner has them.
 
     states: the runner's own record of what every slot has read and written.
     """
 
-    def __init__(self, served: Served, states: Any) -> None:
-        self._served = served
-        self._states = states
-        self._slots: dict[int, Writing] = {}
+    served: Served
+    states: Any
+    _slots: dict[int, Writing] = field(default_factory=dict)
 
     def add(self, slot: int, params: Any) -> bool:
         """Let a request into a slot, after whoever had it; is it guided?"""
         self._slots.pop(slot, None)
         if (guide := guided_params_of(params)) is not None:
-            self._slots[slot] = Writing(guide, self._served, [], params.temperature)
+            self._slots[slot] = Writing(guide, self.served, [], params.temperature)
         return guide is not None
 
     def apply(self, logits_RV: Tensor, context: Any) -> Tensor:
@@ -188,10 +188,10 @@ class Slots:
 
     def _follow(self, slot: int, output: list[int], token: int, place: int) -> None:
         """Bring a slot's output up to the token at `place` of its sequence, counted from 0."""
-        prompt_tokens = int(self._states.prompt_len.np[slot])
+        prompt_tokens = int(self.states.prompt_len.np[slot])
         wanted = max(0, place + 1 - prompt_tokens)
         if wanted > len(output) + 1:  # it was preempted, and is new in its slot
-            ids = self._states.all_token_ids.gpu
+            ids = self.states.all_token_ids.gpu
             output[:] = ids[slot, prompt_tokens : prompt_tokens + wanted].tolist()
         elif wanted > 0:
             output[wanted - 1 :] = [token]  # what was drafted may have been refused
