@@ -191,9 +191,8 @@ class CompletionReader:
             raise RemoteError(f"it gave up: {excerpt(reason)}", retryable=True)
         self._ended = self._ended or reason is not None
         if reason == "stop" and not self._held:
-            known = type(stop) is int and stop in self.asked.stops
-            self._held = [stop if known else self.asked.end]
-            self._unsent = 1
+            last = stop if type(stop) is int and stop in self.asked.stops else self.asked.end
+            self._held, self._unsent = [last], 1
 
     def _check_usage(self, usage: dict[str, Any]) -> None:
         counted, prompt = usage.get("completion_tokens"), usage.get("prompt_tokens")
