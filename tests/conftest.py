@@ -56,8 +56,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def default_model_dir() -> Path:
-    """Return the folder of the default model; the test is skipped where there is none."""
+def default_model() -> Path:
+    """Return the default model; the test is skipped where there is none."""
     try:
         return model_path(default_cache(os.environ))
     except PastaError as error:
@@ -65,11 +65,11 @@ def default_model_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def default_tokenizer(default_model_dir: Path) -> PreTrainedTokenizerBase:
+def default_tokenizer(default_model: Path) -> PreTrainedTokenizerBase:
     """Return the default model's tokenizer. Shared: do not change it."""
-    from transformers import AutoTokenizer
+    from pasta_decoding.models.load import load_tokenizer
 
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(default_model_dir)
+    tokenizer: PreTrainedTokenizerBase = load_tokenizer(default_model)
     return tokenizer
 
 

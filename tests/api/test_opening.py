@@ -68,7 +68,7 @@ def test_with_llama_auto_takes_it_where_it_can_and_exports_once(
     [
         ({"max_model_len": 10_000}, "max_model_len is 10000, and model and cache hold"),
         ({"cache_tokens": 10**12}, "a cache of 1000000000000 tokens takes"),
-        ({"model": "any.gguf", "adapter": None}, "the torch engine does not read GGUF files"),
+        ({"model": "any.gguf", "adapter": None}, "any.gguf cannot be read: No such file or dir"),
         ({"dtype": "Q4_0"}, "the torch engine has no number format Q4_0"),
         ({"device": "cuda:7"}, "cannot put the model on the device"),
     ],
@@ -80,21 +80,22 @@ def test_what_an_engine_cannot_do_is_refused(
         open_decoder(config_of(tiny_checkpoint, engine="torch", **settings), Path())
 
 
-def test_a_pulled_gguf_is_taken_as_it_is_unless_another_engine_or_format_is_named(
+def test_a_pulled_gguf_goes_to_fast_on_a_cpu_with_a_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, file, name = tmp_path / "cache", tmp_path / "tiny.gguf", LARGE
     write_gguf(speaking(TINY_MODELS["qwen2"]()), file, float_type="F32")
     monkeypatch.setattr("pasta_decoding.models.pull.fetch_wheels", lambda *_: file)
     path, by_model = pull(cache, name), {"model": name, "device": "cpu"}
+    monkeypatch.setattr("pasta_decoding.engines.native.find_compiler", lambda: "c++")
     for settings in (by_model, {"adapter": f"{name}-sequential", "device": "cpu"}):
         found = find(EngineConfig.named(**settings), cache)
         assert (found.base, choose_engine(found)) == (path, "fast")
         assert found.adapter == find_adapter(str(settings.get("adapter", name)))
-    for more in ({"engine": "torch"}, {"dtype": "float32"}, {"device": "cuda"}):
-        assert find(EngineConfig.named(**by_model | more), cache).base == cache / "hf" / name
+    on_gpu = find(EngineConfig.named(**by_model | {"device": "cuda"}), cache)
+    assert (on_gpu.base, choose_engine(on_gpu)) == (path, "torch")
     monkeypatch.setattr("pasta_decoding.engines.native.find_compiler", lambda: None)
-    assert find(EngineConfig.named(**by_model), cache).base == cache / "hf" / name
+    assert choose_engine(find(EngineConfig.named(**by_model), cache)) in ("llama", "torch")
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,6 @@ def test_every_method_gets_a_folder_and_failures_are_records(generate: Pasta, ou
         ("", "pasta=", "--method 'pasta=' is none of sequential, pasta, sot, apar, "),
         ("", "pasta=none", "pasta needs an adapter"),
         ("", "pasta pasta", "--method is given twice for the folder 'pasta-adapter'"),
-        ("--model a.gguf", "hf", "transformers' generate reads no GGUF file"),
         (f"{REMOTE} --timing", "pasta", "--timing is for an engine in this process"),
         (REMOTE, "lookup", "--method lookup works in this process, not on servers"),
         (REMOTE, "pasta sequential=other", "the servers have one checkpoint, and methods differ"),

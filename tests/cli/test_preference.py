@@ -72,7 +72,6 @@ def test_a_round_prints_the_folder_of_the_adapter_and_another_lambda_takes_its_s
     ("wrong", "complaint"),
     [
         (["--lambda", "nan"], "greater than or equal to 0"),
-        (["--model", "model.gguf"], "pasta: training does not start from a GGUF file"),
         (["--samples-from", "nowhere"], "pasta: cannot read nowhere/config.json"),
         (["--engine", "llama"], "pasta: the llama engine needs llama-cpp-python"),
         (["--policy", ""], "pasta: --policy is missing"),

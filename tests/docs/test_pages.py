@@ -80,10 +80,10 @@ def test_the_front_door_works_as_the_page_has_it(
 
 @pytest.mark.slow
 def test_the_four_lines_of_the_readme_work_on_the_default_model(
-    default_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    default_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    export_hf(load_model(default_model_dir, find_adapter("balanced")), tmp_path / "merged")
+    export_hf(load_model(default_model, find_adapter("balanced")), tmp_path / "merged")
     monkeypatch.chdir(tmp_path)
     answer = execute(*blocks("README.md", "python"))["answer"]
     assert capsys.readouterr().out.startswith(answer.text)

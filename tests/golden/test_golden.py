@@ -17,14 +17,14 @@ QUICK = (0, 8, 12, 19)
 
 
 @pytest.fixture(scope="module")
-def torch_model(default_model_dir: Path) -> Iterator[pasta.Model]:
-    with pasta.load("balanced", model=default_model_dir, **golden.ENGINES["torch"]) as model:
+def torch_model(default_model: Path) -> Iterator[pasta.Model]:
+    with pasta.load("balanced", model=default_model, **golden.ENGINES["torch"]) as model:
         yield model
 
 
 @pytest.fixture(scope="module")
-def llama_model(default_model_dir: Path) -> Iterator[pasta.Model]:
-    with pasta.load("balanced", model=default_model_dir, **golden.ENGINES["llama"]) as model:
+def llama_model(default_model: Path) -> Iterator[pasta.Model]:
+    with pasta.load("balanced", model=default_model, **golden.ENGINES["llama"]) as model:
         yield model
 
 
@@ -64,7 +64,7 @@ def test_answers_on_llama(entry: dict[str, Any], name: str, llama_model: pasta.M
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("default_model_dir")
+@pytest.mark.usefixtures("default_model")
 def test_run_prints_the_same_json() -> None:
     assert golden.run_json() == golden.read("run")
 

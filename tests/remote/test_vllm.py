@@ -42,9 +42,9 @@ RULES = Rules(max_tokens=300)
 
 
 @pytest.fixture(scope="module")
-def merged(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def merged(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The adapter for servers, but eager to sync: by itself it seldom does."""
-    loaded = load_model(default_model_dir, find_adapter("balanced"))
+    loaded = load_model(default_model, find_adapter("balanced"))
     with torch.no_grad():
         loaded.model.get_output_embeddings().weight[loaded.checkpoint.control.sync] *= 1.3
     folder = tmp_path_factory.mktemp("merged") / NAME

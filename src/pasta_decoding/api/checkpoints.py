@@ -26,13 +26,13 @@ from pasta_decoding.models.load import (
     known_base,
     shipped_adapters,
 )
-from pasta_decoding.models.pull import model_folder, pull
+from pasta_decoding.models.pull import find_base, pull
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class ModelFiles:
     """The files that a config names, to be opened.
 
     base:    folder of the weights, or a GGUF file.
@@ -56,33 +56,20 @@ class Checkpoint:
         return self.config.device or default_device()
 
 
-def find(config: EngineConfig, cache: Path) -> Checkpoint:
+def find(config: EngineConfig, cache: Path) -> ModelFiles:
     """Return the files that a config names. Raises PastaError for what is not there."""
     if config.whole is not None:
-        return Checkpoint(config, config.whole, config.whole, cache)
+        return ModelFiles(config, config.whole, config.whole, cache)
     name = config.adapter_name
     adapter = None if name == NO_ADAPTER else find_adapter(name)
     if adapter is not None and holds_weights(adapter):  # without its `pasta.json`: loading says so
-        return Checkpoint(config, adapter, adapter, cache)
-    base = model_folder(config.model, cache, known=known_base(name), gguf=_takes_gguf(config))
+        return ModelFiles(config, adapter, adapter, cache)
+    base = find_base(config.model, cache, known=known_base(name))
     if config.model is not None and is_whole(base) and base.suffix != ".gguf":
         if config.adapter is not None:
             raise beside_whole(config.model)
         adapter = base
-    return Checkpoint(config, base, adapter, cache)
-
-
-def _takes_gguf(config: EngineConfig) -> bool:
-    """Will the engine fast open a known model's GGUF file as it is?"""
-    from pasta_decoding.engines.native import find_compiler
-
-    return (
-        config.engine in ("auto", "fast")
-        and config.dtype == "auto"
-        and not config.base_url
-        and find_compiler() is not None
-        and (config.engine == "fast" or (config.device or default_device()) == "cpu")
-    )
+    return ModelFiles(config, base, adapter, cache)
 
 
 def default_adapter(cache: Path, environment: Mapping[str, str]) -> str:
@@ -115,7 +102,7 @@ def fetched(config: EngineConfig, cache: Path) -> EngineConfig:
         return config
     named = Path(config.adapter_name)
     if len(named.parts) == 2 and not named.is_dir():
-        config = replace(config, adapter=str(model_folder(named, cache)))
+        config = replace(config, adapter=str(find_base(named, cache)))
     name = config.adapter_name
     adapter = None if name == NO_ADAPTER else find_adapter(name)
     if named_base(config.model) and not (adapter and holds_weights(adapter)):

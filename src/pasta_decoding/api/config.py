@@ -104,7 +104,7 @@ class EngineConfig:
     model:    None takes the adapter's, or the default one. It or `adapter` may name a whole model
               (a GGUF file or a merged folder that `pasta export` wrote); the other is None then.
     engine:   "auto" asks the servers of `base_url` if there are any, takes torch on a GPU, and on a
-              CPU the first of llama, fast and torch that can run the checkpoint.
+              CPU fast for a GGUF file, else the first of llama, fast and torch that can run it.
     join:     kv reuses the keys and values of finished chunks, text reads them again.
     dtype:    "auto" is float16 for llama; bfloat16 for torch where it is native.
     base_url: servers that hold the merged checkpoint; several are replicas.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from pasta_decoding.api.checkpoints import Checkpoint, fetched, find
+from pasta_decoding.api.checkpoints import ModelFiles, fetched, find
 from pasta_decoding.api.config import EngineConfig, check_name
 from pasta_decoding.api.model import Model
 from pasta_decoding.engines.support import release_openmp_threads
@@ -43,9 +43,9 @@ class EngineKind:
     open:  load the checkpoint onto it. Raises PastaError.
     """
 
-    suits: Callable[[Checkpoint], bool]
-    dtype: Callable[[Checkpoint], str | None]
-    open: Callable[[Checkpoint], LocalDecoder | RemoteDecoder]
+    suits: Callable[[ModelFiles], bool]
+    dtype: Callable[[ModelFiles], str | None]
+    open: Callable[[ModelFiles], LocalDecoder | RemoteDecoder]
 
 
 def load(
@@ -68,17 +68,17 @@ def load(
 
 def open_decoder(config: EngineConfig, cache: Path) -> LocalDecoder | RemoteDecoder:
     """Load a checkpoint onto an engine, or find the servers that have it. Raises PastaError."""
-    checkpoint = find(config, cache)
-    name = choose_engine(checkpoint)
+    files = find(config, cache)
+    name = choose_engine(files)
     if config.base_url and name != "remote":
         raise PastaError(f"base_url names servers, and the engine {name} runs here")
     if name != "remote":
-        _check_memory(checkpoint.base)
+        _check_memory(files.base)
     if config.threads is not None and name in ("fast", "torch"):
         import torch
 
         torch.set_num_threads(config.threads)  # of the whole process
-    decoder = ENGINES[name].open(checkpoint)
+    decoder = ENGINES[name].open(files)
     release_openmp_threads()  # loading has computed; the thread that decodes needs the cores
     if config.engine == "auto":
         log.info("engine: %s", decoder.name)
@@ -113,81 +113,74 @@ def check_local(config: EngineConfig) -> None:
         raise PastaError("this decodes in this process: leave out base_url and the engine remote")
 
 
-def choose_engine(checkpoint: Checkpoint) -> str:
+def choose_engine(files: ModelFiles) -> str:
     """Return the engine that a checkpoint will be opened on."""
-    asked = check_name("engine", checkpoint.config.engine, ["auto", *ENGINES])
-    return asked if asked != "auto" else next(n for n, e in ENGINES.items() if e.suits(checkpoint))
+    asked = check_name("engine", files.config.engine, ["auto", *ENGINES])
+    return asked if asked != "auto" else next(n for n, e in ENGINES.items() if e.suits(files))
 
 
-def _known_dtype(checkpoint: Checkpoint, engine: str) -> str:
+def _known_dtype(files: ModelFiles, engine: str) -> str:
     """Return the number format that is asked for, unless torch's engines have none such."""
-    asked = checkpoint.config.dtype
+    asked = files.config.dtype
     if asked not in TORCH_DTYPES:
         raise PastaError(f"the {engine} engine has no number format {asked}", field="dtype")
     return asked
 
 
-def _torch_dtype(checkpoint: Checkpoint) -> str:
-    asked = _known_dtype(checkpoint, "torch")
-    return native_dtype(checkpoint.device) if asked == "auto" else asked
+def _torch_dtype(files: ModelFiles) -> str:
+    asked = _known_dtype(files, "torch")
+    return native_dtype(files.device) if asked == "auto" else asked
 
 
-def _open_torch(checkpoint: Checkpoint) -> LocalDecoder:
+def _open_torch(files: ModelFiles) -> LocalDecoder:
     """Load onto the torch engine. Raises PastaError if the device is not there or has no room."""
     from pasta_decoding.engines.torch import TorchEngine
 
-    if checkpoint.is_gguf:
-        raise PastaError("the torch engine does not read GGUF files")
-    config, dtype = checkpoint.config, _torch_dtype(checkpoint)
-    loaded = load_model(checkpoint.base, checkpoint.adapter, dtype=dtype)
+    config, dtype = files.config, _torch_dtype(files)
+    loaded = load_model(files.base, files.adapter, dtype=dtype)
     try:
-        loaded.model.to(checkpoint.device)
+        loaded.model.to(files.device)
     except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
         raise PastaError(
-            f"cannot put the model on the device {checkpoint.device!r}: {error}",
+            f"cannot put the model on the device {files.device!r}: {error}",
             hint="Use --device cpu.",
         ) from error
     engine = TorchEngine(loaded.model, cache_tokens=config.cache_tokens)
     return decoder_over(engine, loaded, config.join)
 
 
-def fast_can_run(checkpoint: Checkpoint) -> bool:
-    """Is it a GGUF file, or is there a compiler, a known family and no llama.cpp on this CPU?
+def fast_can_run(files: ModelFiles) -> bool:
+    """Is there a compiler on this CPU, and a GGUF file or a known family that llama.cpp has not?
 
     Where the weights are a folder's, llama.cpp still takes less time on processors without AVX-512.
     """
+    from pasta_decoding.engines.fast import obstacle
     from pasta_decoding.engines.native import find_compiler
 
-    if checkpoint.is_gguf:
-        return True
-    if checkpoint.config.dtype not in TORCH_DTYPES or llama_can_run(checkpoint):
+    if files.device != "cpu" or files.config.dtype not in TORCH_DTYPES or find_compiler() is None:
         return False
-    if checkpoint.device != "cpu" or find_compiler() is None:
-        return False
-    from pasta_decoding.engines.fast import obstacle
-
-    return obstacle(load_config(checkpoint.base)) is None
+    return files.is_gguf or (not llama_can_run(files) and obstacle(load_config(files.base)) is None)
 
 
-def _open_fast(checkpoint: Checkpoint) -> LocalDecoder:
+def _open_fast(files: ModelFiles) -> LocalDecoder:
     """Load onto the fast engine: "auto" keeps the base's weights, and the adapter beside them."""
     import torch
 
     from pasta_decoding.engines.fast import FastEngine
     from pasta_decoding.engines.weights import GgufWeights, ModelWeights
 
-    dtype, base, adapter = _known_dtype(checkpoint, "fast"), checkpoint.base, checkpoint.adapter
-    if checkpoint.is_gguf:
+    dtype, base, adapter = _known_dtype(files, "fast"), files.base, files.adapter
+    if files.is_gguf:
         file = GgufFile(base)
         loaded = load_gguf(file, adapter)
         weights: ModelWeights = GgufWeights(file, loaded.model.config, loaded.added)
     else:
         loaded = load_model(base, adapter, dtype=dtype, merge=dtype != "auto")
         weights = ModelWeights(loaded.model, loaded.added)
-    cache_dtype = torch.bfloat16 if dtype == "auto" else None
-    tokens = checkpoint.config.cache_tokens
+    cache_dtype = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
+    tokens = files.config.cache_tokens
     engine = FastEngine(weights, cache_tokens=tokens, cache_dtype=cache_dtype)
-    return decoder_over(engine, loaded, checkpoint.config.join)
+    return decoder_over(engine, loaded, files.config.join)
 
 
 def gguf_type(dtype: str) -> str:
@@ -196,38 +189,38 @@ def gguf_type(dtype: str) -> str:
     return names.get(dtype, dtype)
 
 
-def llama_can_run(checkpoint: Checkpoint) -> bool:
+def llama_can_run(files: ModelFiles) -> bool:
     """Is llama.cpp installed, has it a translation of the model, and the adapter's positions?"""
     from pasta_decoding.engines.llama import library
     from pasta_decoding.models.gguf import has_translation
 
-    adapter = checkpoint.adapter
+    adapter = files.adapter
     try:
-        if checkpoint.device != "cpu":
+        if files.device != "cpu":
             return False
         library()
+        if files.is_gguf and adapter in (None, files.base):
+            return True
         known = adapter is None or scheme_named(checkpoints.load(adapter).scheme).consecutive
-        return known and has_translation(checkpoint.base)
+        return known and (files.is_gguf or has_translation(files.base))
     except PastaError:  # loading reports a broken checkpoint
         return False
 
 
-def _open_llama(checkpoint: Checkpoint) -> LocalDecoder:
-    """Load a GGUF file onto the llama engine; another checkpoint is exported first, once."""
+def _open_llama(files: ModelFiles) -> LocalDecoder:
+    """Load a whole GGUF file onto the llama engine; another checkpoint is exported first, once."""
     from pasta_decoding.engines.llama import LlamaEngine, library
     from pasta_decoding.models.export import cached_name
 
-    config, path, adapter = checkpoint.config, checkpoint.base, checkpoint.adapter
-    if checkpoint.is_gguf and adapter not in (None, path):
-        raise PastaError("the llama engine puts no adapter on a GGUF file: take --engine fast")
+    config, path, adapter = files.config, files.base, files.adapter
     library()  # refuse a missing llama.cpp before the work
-    if not checkpoint.is_gguf:
+    if not files.is_gguf or adapter not in (None, path):
         file_type = gguf_type(config.dtype)
-        name = cached_name(checkpoint.base, adapter, file_type)
-        path = checkpoint.cache / "gguf" / f"{name}.gguf"
+        name = cached_name(files.base, adapter, file_type)
+        path = files.cache / "gguf" / f"{name}.gguf"
         if not path.exists():
             log.info("writing %s (once)", path)
-            write_export(checkpoint.base, adapter, path, file_type)
+            write_export(files.base, adapter, path, file_type)
     engine = LlamaEngine(path, cache_tokens=config.cache_tokens, threads=config.threads)
     return decoder_over(engine, load_gguf(GgufFile(path), path), config.join)
 
@@ -246,17 +239,15 @@ def write_export(base: Path, adapter: Path | None, path: Path, file_type: str) -
     export_gguf(loaded, path, file_type, quantize=quantize)
 
 
-def _open_remote(checkpoint: Checkpoint) -> RemoteDecoder:
+def _open_remote(files: ModelFiles) -> RemoteDecoder:
     require("httpx2", extra="remote", doing="the remote engine")
     from pasta_decoding.remote.decoder import remote_decoder
 
-    if checkpoint.is_gguf:
-        raise PastaError("the remote engine needs the tokenizer's files: give --model their folder")
-    config = checkpoint.config
+    config = files.config
     named = [config.adapter_name, *([] if config.model is None else [str(config.model)])]
     return remote_decoder(
-        checkpoint.base,
-        checkpoint.adapter,
+        files.base,
+        files.adapter,
         config.base_url,
         names=[*named, *(Path(name).name for name in named)],
         api_key=config.api_key,

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.models.bases import default_cache
 from pasta_decoding.models.load import load_tokenizer
-from pasta_decoding.models.pull import model_folder
+from pasta_decoding.models.pull import find_base
 from pasta_decoding.runtime.events import Closed, Delta, Event, Finished, Opened, Synced
 
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
@@ -34,7 +34,7 @@ def cache_folder() -> Path:
 
 def token_counter(model: Path | None = None) -> Callable[[str], int]:
     """Return a function that counts tokens as a base model does; the default one if left out."""
-    tokenizer = load_tokenizer(model_folder(model, cache_folder(), gguf=True))
+    tokenizer = load_tokenizer(find_base(model, cache_folder()))
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
 
 

@@ -110,9 +110,6 @@ def jobs_of(
     from pasta_decoding.evaluation.generate import Job
     from pasta_decoding.evaluation.methods import OF_HF, make_method
 
-    of_file = engine.model is not None and engine.model.suffix == ".gguf"
-    if of_file and any(one.name in OF_HF for one in chosen):
-        raise PastaError("transformers' generate reads no GGUF file: give --model a folder")
     # With turns, all stay in memory.
     decoder = lru_cache(maxsize=None if settings["timing"] else 1)(opened_decoder)
 

@@ -18,7 +18,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.models.bases import BASES, kept
 from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.load import find_adapter, known_base, load_model, shipped_adapters
-from pasta_decoding.models.pull import model_folder
+from pasta_decoding.models.pull import find_base
 from pasta_decoding.models.pull import pull as fetch
 
 GGUF_WARNING = (
@@ -85,7 +85,7 @@ def export(
     """Write base model and adapter as one: a GGUF file, or a merged Hugging Face checkpoint."""
     file_type = gguf_type(EngineConfig(dtype=dtype).dtype)
     folder = find_adapter(adapter)
-    base = model_folder(model, cache_folder(), known=known_base(adapter))
+    base = find_base(model, cache_folder(), known=known_base(adapter))
     if to == "hf":
         loaded = load_model(base, folder)
         if loaded.warning is not None:

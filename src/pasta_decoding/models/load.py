@@ -6,10 +6,11 @@ import hashlib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import sha256
+from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.adapter import Added, merge_adapter, read_added
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL
@@ -20,9 +21,6 @@ from pasta_decoding.models.checkpoint import (
     add_missing_tokens,
     choose_tokens,
 )
-
-if TYPE_CHECKING:
-    from pasta_decoding.gguf_file import GgufFile
 
 DEFAULT_ADAPTER = BASES[DEFAULT_MODEL].adapter
 SEQUENTIAL = "sequential"
@@ -95,12 +93,15 @@ def known_base(adapter: str) -> str:
 
 def is_whole(path: Path) -> bool:
     """Is it a base model and an adapter in one: a GGUF, or a folder as `export --to hf` writes?"""
-    return path.suffix == ".gguf" or ((path / FILE_NAME).is_file() and holds_weights(path))
+    return holds_weights(path) and (path.suffix == ".gguf" or (path / FILE_NAME).is_file())
 
 
 def holds_weights(adapter: Path) -> bool:
-    """Does the folder hold a whole model, and not only what an adapter changes?"""
-    return not (adapter / "adapter_config.json").exists() and (adapter / "config.json").exists()
+    """Does the path hold a whole model, and not only what an adapter changes?"""
+    has_config = (
+        not (adapter / "adapter_config.json").exists() and (adapter / "config.json").exists()
+    )
+    return has_config or adapter.suffix == ".gguf"
 
 
 def adapter_digest(adapter: Path) -> str:
@@ -146,30 +147,45 @@ def load_base(
 
     adapter:  a whole model takes the place of the base. Without one the control tokens are there
               to be banned: the model can only be decoded sequentially.
-    dtype:    a name of torch's, or "auto" for that of the files.
+    dtype:    a name of torch's, or "auto" for that of a folder's files.
     settings: of `from_pretrained`.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    record = None if adapter is None else checkpoints.load(adapter)  # refused before weights load
-    folder = base if adapter is None or not holds_weights(adapter) else adapter
-    tokenizer = load_tokenizer(folder)
+    source = base if adapter is None or not holds_weights(adapter) else adapter
     settings |= {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
-    settings |= {"trust_remote_code": False, "output_loading_info": True}
-    with _load_errors("model", folder):
-        loading: Any = AutoModelForCausalLM.from_pretrained(folder, **settings)
-        model, told = loading
-        beyond = [name for name in told["unexpected_keys"] if ".layers." in name]
-        for what, names in (("misses", told["missing_keys"]), ("has no place for", beyond)):
-            if names:
-                raise ValueError(f"it {what} {min(names)} (tensors in all: {len(names)})")
+    if source.suffix == ".gguf":
+        file = GgufFile(source)
+        read = load_gguf(file, adapter)
+        if file.frequency_factors is not None:
+            raise PastaError(f"{source} scales its rotary positions: only the engine fast reads it")
+        kind = getattr(transformers, read.model.config.architectures[0])
+        # Each weight is dequantised when it is asked for.
+        settings |= {"config": read.model.config, "state_dict": file.weights}
+        return replace(read, model=_from_pretrained(kind, source, None, settings), added={})
+    record = None if adapter is None else checkpoints.load(adapter)  # refused before weights load
+    tokenizer = load_tokenizer(source)
+    model = _from_pretrained(transformers.AutoModelForCausalLM, source, source, settings)
     ends = _eos_ids(model.generation_config, tokenizer)
-    loaded = _checked(model, tokenizer, ends, record, folder.name)
+    loaded = _checked(model, tokenizer, ends, record, source.name)
     rows = max(loaded.checkpoint.control.ids) + 1
     if rows > model.get_input_embeddings().weight.shape[0]:
         model.resize_token_embeddings(rows)
     return loaded
+
+
+def _from_pretrained(kind: Any, source: Path, folder: Path | None, settings: dict[str, Any]) -> Any:
+    """Return a model of this class. Raises PastaError for weights that do not fit it."""
+    with errors_as(f"the model in {source} cannot be loaded", Exception):
+        model, told = kind.from_pretrained(
+            folder, trust_remote_code=False, output_loading_info=True, **settings
+        )
+        beyond = [name for name in told["unexpected_keys"] if ".layers." in name]
+        for what, names in (("misses", told["missing_keys"]), ("has no place for", beyond)):
+            if names:
+                raise ValueError(f"it {what} {min(names)} (tensors in all: {len(names)})")
+    return model
 
 
 def load_model(
@@ -219,8 +235,10 @@ def load_metadata(base: Path, adapter: Path | None) -> Loaded:
     """
     from transformers import GenerationConfig
 
-    record = None if adapter is None else checkpoints.load(adapter)
     source = base if adapter is None or not holds_weights(adapter) else adapter
+    if source.suffix == ".gguf":
+        return load_gguf(GgufFile(source), adapter)
+    record = None if adapter is None else checkpoints.load(adapter)
     tokenizer = load_tokenizer(source)
     config = load_config(source)
     with _load_errors("settings", source):
@@ -273,7 +291,6 @@ def load_tokenizer(base: Path) -> Any:
     from transformers import AutoTokenizer
 
     if base.suffix == ".gguf":
-        from pasta_decoding.gguf_file import GgufFile
         from pasta_decoding.models.gguf import read_tokenizer
 
         return read_tokenizer(GgufFile(base))
