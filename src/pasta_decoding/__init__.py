@@ -16,70 +16,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pasta_decoding.api.hf_generate import generate
-    from pasta_decoding.api.model import Model
-    from pasta_decoding.api.opening import load
-    from pasta_decoding.api.streams import Result, Stream, Thread, Usage
-    from pasta_decoding.errors import PastaError
-    from pasta_decoding.lang.tree import Chunk, Span, Sync
-    from pasta_decoding.runtime.events import (
-        Closed,
-        Delta,
-        Event,
-        Finished,
-        Opened,
-        Synced,
-        Trimmed,
-    )
+    from pasta_decoding.api.hf_generate import generate as generate
+    from pasta_decoding.api.model import Model as Model
+    from pasta_decoding.api.opening import load as load
+    from pasta_decoding.api.streams import Result as Result
+    from pasta_decoding.api.streams import Stream as Stream
+    from pasta_decoding.api.streams import Thread as Thread
+    from pasta_decoding.api.streams import Usage as Usage
+    from pasta_decoding.errors import PastaError as PastaError
+    from pasta_decoding.lang.tree import Chunk as Chunk
+    from pasta_decoding.lang.tree import Span as Span
+    from pasta_decoding.lang.tree import Sync as Sync
+    from pasta_decoding.runtime.events import Closed as Closed
+    from pasta_decoding.runtime.events import Delta as Delta
+    from pasta_decoding.runtime.events import Event as Event
+    from pasta_decoding.runtime.events import Finished as Finished
+    from pasta_decoding.runtime.events import Opened as Opened
+    from pasta_decoding.runtime.events import Synced as Synced
+    from pasta_decoding.runtime.events import Trimmed as Trimmed
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Chunk",
-    "Closed",
-    "Delta",
-    "Event",
-    "Finished",
-    "Model",
-    "Opened",
-    "PastaError",
-    "Result",
-    "Span",
-    "Stream",
-    "Sync",
-    "Synced",
-    "Thread",
-    "Trimmed",
-    "Usage",
-    "__version__",
-    "generate",
-    "load",
-]
-
-_HOMES = {
-    "pasta_decoding.api.hf_generate": ("generate",),
-    "pasta_decoding.api.opening": ("load",),
-    "pasta_decoding.api.model": ("Model",),
-    "pasta_decoding.api.streams": ("Result", "Stream", "Thread", "Usage"),
-    "pasta_decoding.errors": ("PastaError",),
-    "pasta_decoding.lang.tree": ("Chunk", "Span", "Sync"),
-    "pasta_decoding.runtime.events": (
-        "Closed",
-        "Delta",
-        "Event",
-        "Finished",
-        "Opened",
-        "Synced",
-        "Trimmed",
-    ),
+_NAMES = {
+    "api.hf_generate": ("generate",),
+    "api.model": ("Model",),
+    "api.opening": ("load",),
+    "api.streams": ("Result", "Stream", "Thread", "Usage"),
+    "errors": ("PastaError",),
+    "lang.tree": ("Chunk", "Span", "Sync"),
+    "runtime.events": ("Closed", "Delta", "Event", "Finished", "Opened", "Synced", "Trimmed"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name from where it lives."""
-    if name in _HOME_OF:
-        return getattr(import_module(_HOME_OF[name]), name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

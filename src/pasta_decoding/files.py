@@ -47,7 +47,6 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, whole or not at all; its folder is made."""
     write_text(path, to_json(value, indent=2) + "\n")
 
 
@@ -62,7 +61,6 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def copy_whole(folder: Path, target: Path) -> None:
-    """Copy a folder to where it replaces an older one, whole or not at all."""
     with written_whole(target) as partial:
         shutil.copytree(folder, partial)
 

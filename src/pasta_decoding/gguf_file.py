@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -47,26 +46,16 @@ _LAYER = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
-_GEMMA = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
 _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def file_name(name: str, architecture: str) -> str | None:
-    """Return the file's name of a weight that Hugging Face calls `name`; None if it has none."""
-    module, _, kind = name.rpartition(".")
-    found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
-    if found is None:
-        return f"{_WHOLE[module]}.{kind}" if module in _WHOLE else None
-    short = _layer(architecture).get(found[2])
-    return short and f"blk.{found[1]}.{short}.{kind}"
-
-
-def _layer(architecture: str) -> dict[str, str]:
-    return _LAYER | (_GEMMA if architecture.startswith("gemma") else {})
+def module_names(layers: int) -> dict[str, str]:
+    """Return the file's names of modules, by Hugging Face's."""
+    return _WHOLE | {
+        f"model.layers.{number}.{name}": f"blk.{number}.{short}"
+        for number in range(layers)
+        for name, short in _LAYER.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,15 +169,13 @@ class GgufFile:
             yield name, GgufTensor(raw.reshape(rows, row_bytes), kind, tuple(reversed(shape)))
 
     def _named(self) -> Iterator[tuple[str, GgufTensor]]:
-        layers = {short: name for name, short in _layer(self.architecture).items()}
-        whole = {short: name for name, short in _WHOLE.items()}
-        for name, tensor in self.tensors.items():
-            short, _, kind = name.rpartition(".")
-            if short in whole:
-                yield f"{whole[short]}.{kind}", tensor
-            elif (found := re.fullmatch(r"blk\.(\d+)\.(.+)", short)) and found[2] in layers:
-                heads = {"attn_q": "head_count", "attn_k": "head_count_kv"}.get(found[2])
-                paired = heads is not None and self.architecture == "llama"
-                count = self.field(f"attention.{heads}") if paired else None
-                named = f"model.layers.{found[1]}.{layers[found[2]]}.{kind}"
-                yield named, replace(tensor, heads=count)
+        heads = {}
+        if self.architecture == "llama":
+            query, key = (self.field(f"attention.head_count{one}") for one in ("", "_kv"))
+            heads = {"q_proj": query, "k_proj": key}
+        layers = min(self.field("block_count", 0), len(self.tensors))
+        for name, short in module_names(layers).items():
+            for kind in ("weight", "bias"):
+                if (found := self.tensors.get(f"{short}.{kind}")) is not None:
+                    paired = heads.get(name.rpartition(".")[2])
+                    yield f"{name}.{kind}", replace(found, heads=paired)

@@ -75,7 +75,6 @@ class PastaModel:
         self.model = load(name, device=None if device == "cuda:0" else device, **loading)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Answer each request; those with the same settings together. The harness's method."""
         texts: list[str] = []
         with tqdm(total=len(requests), desc="Answers", disable=disable_tqdm) as bar:
             for settings, some in groupby(requests, key=lambda one: one.args[1]):
@@ -96,7 +95,6 @@ class PastaModel:
         return [one.text for one in results]
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return what the harness writes into its results: how the answers came about."""
         speeds = [one.tokens_per_step for one in self.written if one.usage.plain_tokens]
         return {
             "pasta_version": __version__,
@@ -107,7 +105,6 @@ class PastaModel:
         }
 
     def loglikelihood(self, _requests: Sequence[Any]) -> NoReturn:
-        """Refuse: a text is no answer with threads. The harness's method."""
         raise PastaError(
             "the model pasta scores no given text: take tasks of the type generate_until, or "
             "evaluate what `pasta export --to hf` wrote with --model hf, sequentially"
@@ -142,7 +139,6 @@ def config_of_task(always: GenerationConfig, settings: Mapping[str, Any]) -> Gen
 
 
 def conversation_in(text: str) -> str | list[dict[str, str]]:
-    """Return what the harness asks: a question, or a conversation that is JSON."""
     if text.startswith('[{"role": '):
         with suppress(ValueError):
             return list(json.loads(text))

@@ -72,7 +72,6 @@ class PastaModel(_Named, _Blocking):  # type: ignore[misc]
     def execute(
         self, prompt: Any, stream: bool, response: Any, conversation: Any = None  # noqa: ARG002
     ) -> Iterator[str]:  # fmt: skip
-        """Yield the text in reading order."""
         with self.asked(prompt, response) as answer:
             yield from answer if stream else ["".join(answer)]
 
@@ -83,7 +82,6 @@ class AsyncPastaModel(_Named, _Async):  # type: ignore[misc]
     async def execute(
         self, prompt: Any, stream: bool, response: Any, conversation: Any = None  # noqa: ARG002
     ) -> AsyncIterator[str]:  # fmt: skip
-        """Yield the text in reading order."""
         with self.asked(prompt, response) as answer:
             if not stream:
                 yield "".join([piece async for piece in answer])
@@ -93,6 +91,5 @@ class AsyncPastaModel(_Named, _Async):  # type: ignore[misc]
 
 @llm.hookimpl  # type: ignore[untyped-decorator]
 def register_models(register: Callable[..., None]) -> None:
-    """Tell llm of each adapter that ships."""
     for adapter in shipped_adapters():
         register(PastaModel(adapter), AsyncPastaModel(adapter))

@@ -47,24 +47,31 @@ class ModelFiles:
 
     @property
     def is_gguf(self) -> bool:
-        """Is it one GGUF file?"""
         return self.base.suffix == ".gguf"
 
     @property
     def device(self) -> str:
-        """Where torch would compute."""
         return self.config.device or default_device()
 
 
-def find(config: EngineConfig, cache: Path) -> ModelFiles:
-    """Return the files that a config names. Raises PastaError for what is not there."""
+def find(config: EngineConfig, cache: Path, *, fetch: bool = False) -> ModelFiles:
+    """Return the files that a config names. Raises PastaError for what is not there.
+
+    fetch: get a known model that is missing, and adapters that have a name on the hub.
+    """
     if config.whole is not None:
         return ModelFiles(config, config.whole, config.whole, cache)
     name = config.adapter_name
+    if fetch and len(Path(name).parts) == 2 and not Path(name).is_dir():
+        folder = str(find_base(Path(name), cache))
+        return find(replace(config, adapter=folder), cache, fetch=folder != name)
     adapter = None if name == NO_ADAPTER else find_adapter(name)
     if adapter is not None and holds_weights(adapter):  # without its `pasta.json`: loading says so
         return ModelFiles(config, adapter, adapter, cache)
-    base = find_base(config.model, cache, known=known_base(name))
+    known = known_base(name) if config.model is None else str(config.model)
+    if fetch and named_base(config.model) and not (cache / known).exists():
+        pull(cache, known)
+    base = find_base(config.model, cache, known=known)
     if config.model is not None and is_whole(base) and base.suffix != ".gguf":
         if config.adapter is not None:
             raise beside_whole(config.model)
@@ -94,22 +101,6 @@ def default_adapter(cache: Path, environment: Mapping[str, str]) -> str:
     if missing:
         log.info("taking the small model: %s needs %s", base.name, " and ".join(missing))
     return BASES[DEFAULT_MODEL if missing else LARGE_MODEL].adapter
-
-
-def fetched(config: EngineConfig, cache: Path) -> EngineConfig:
-    """Fetch what is missing; return the config with a folder in the place of a hub's name."""
-    if config.whole is not None:
-        return config
-    named = Path(config.adapter_name)
-    if len(named.parts) == 2 and not named.is_dir():
-        config = replace(config, adapter=str(find_base(named, cache)))
-    name = config.adapter_name
-    adapter = None if name == NO_ADAPTER else find_adapter(name)
-    if named_base(config.model) and not (adapter and holds_weights(adapter)):
-        base = known_base(name) if config.model is None else str(config.model)
-        if not (cache / base).exists():
-            pull(cache, base)
-    return config
 
 
 def baseline_of(config: EngineConfig, named: str | None) -> tuple[EngineConfig, str]:

@@ -84,7 +84,6 @@ class GenerationConfig:
 
     @property
     def rules(self) -> Rules:
-        """How far the answer may go."""
         return self._part(Rules)
 
     def sampling(self, *, logprobs: int | None = None) -> SamplingParams:
@@ -140,17 +139,14 @@ class EngineConfig:
 
     @classmethod
     def named(cls, **settings: Any) -> EngineConfig:
-        """Return the configuration with these fields. Raises PastaError for an unknown name."""
         _check_names(cls, settings)
         return cls(**settings)
 
     def of(self, adapter: str) -> EngineConfig:
-        """Return the same for another adapter, or for a whole model in its place."""
         return replace(self, adapter=adapter, model=None if is_whole(Path(adapter)) else self.model)
 
     @property
     def is_remote(self) -> bool:
-        """Do servers decode?"""
         return self.engine == "remote" or (self.engine == "auto" and bool(self.base_url))
 
     @property
@@ -163,7 +159,6 @@ class EngineConfig:
 
     @property
     def short_name(self) -> str:
-        """A short name of the checkpoint."""
         if self.whole is not None:
             return self.whole.name
         if self.adapter_name != NO_ADAPTER:
@@ -186,7 +181,6 @@ class EngineConfig:
 
 
 def beside_whole(whole: Path) -> PastaError:
-    """Return the error for an adapter or a base model named with a whole model."""
     return PastaError(
         f"{whole} is a whole model, adapter included: name it as --model or as --adapter, and "
         "leave the other out"
@@ -232,7 +226,6 @@ def _stops(stop: object) -> tuple[str, ...]:
 
 
 def _biases(biases: Any) -> dict[int, float]:
-    """Return the biases by token id. JSON has the ids as text."""
     try:
         found = {int(token): bias for token, bias in (biases or {}).items()}
     except (AttributeError, TypeError, ValueError):

@@ -71,7 +71,6 @@ def _decode(
     stopping_criteria: Any, stop_strings: Any = None, streamer: Any = None, tokenizer: Any = None,
     **given: Any,
 ) -> Any:  # fmt: skip
-    """Answer each row, with the arguments as transformers prepared them."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
     from transformers.utils.generic import ModelOutput
@@ -106,7 +105,6 @@ def _decode(
 
 
 def _refuse(config: Any, steps: Sequence[Any], given: dict[str, Any]) -> None:
-    """Raise PastaError for what would be ignored, or mean something else."""
     mode = config.get_generation_mode().value
     foreign = [type(step).__name__ for step in steps if type(step).__name__ not in _UNDERSTOOD]
     asked = [name for name in _ASKED_FOR if getattr(config, name, None)]
@@ -145,7 +143,6 @@ def _converted(config: Any, max_tokens: int, stops: Any) -> GenerationConfig:
 
 @contextmanager
 def _decoder(model: Any, tokenizer: Any, config: Any, inputs: Any) -> Iterator[LocalDecoder]:
-    """Give a decoder over a model of transformers, which is left as it was."""
     from pasta_decoding.engines.torch import TorchEngine
     from pasta_decoding.runtime.decoder import decoder_over
 
@@ -170,8 +167,7 @@ def _loaded(model: Any, tokenizer: Any, config: Any) -> Loaded:
     from transformers.utils.hub import cached_file
 
     from pasta_decoding.models import checkpoint as checkpoints
-    from pasta_decoding.models.checkpoint import add_missing_tokens
-    from pasta_decoding.models.load import Loaded, load_tokenizer
+    from pasta_decoding.models.load import checked, load_tokenizer
 
     name = model.name_or_path
     found = cached_file(
@@ -184,13 +180,10 @@ def _loaded(model: Any, tokenizer: Any, config: Any) -> Loaded:
             hint="Load what `pasta export --to hf` wrote.",
         )
     folder = Path(found).parent
-    checkpoint = checkpoints.load(folder)
     tokenizer = load_tokenizer(folder) if tokenizer is None else tokenizer
-    add_missing_tokens(tokenizer, checkpoint.token_texts)
-    warning = checkpoints.check_match(checkpoint, model, tokenizer)
     eos = config.eos_token_id
     ends = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
-    return Loaded(model, tokenizer, checkpoint, ends, warning)
+    return checked(model, tokenizer, ends, checkpoints.load(folder), name)
 
 
 def _plain_ids(decoder: LocalDecoder, answer: Answer) -> list[int]:

@@ -181,7 +181,6 @@ def _finished(coming: Coroutine[Any, Any, list[Result]]) -> list[Result]:
 
 
 def _message(one: object) -> Message:
-    """Return one message of a conversation. The encoder checks roles and order."""
     match one:
         case {"role": str(role), "content": str(content)}:
             return Message(role, content)

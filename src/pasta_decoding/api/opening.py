@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from pasta_decoding.api.checkpoints import ModelFiles, fetched, find
+from pasta_decoding.api.checkpoints import ModelFiles, find
 from pasta_decoding.api.config import EngineConfig, check_name
 from pasta_decoding.api.model import Model
 from pasta_decoding.engines.support import release_openmp_threads
@@ -63,12 +63,17 @@ def load(
     """
     folder = default_cache(os.environ) if cache is None else Path(cache)
     config = EngineConfig.named(adapter=adapter, **settings)
-    return Model(open_decoder(fetched(config, folder), folder))
+    return Model(open_decoder(config, folder, fetch=True))
 
 
-def open_decoder(config: EngineConfig, cache: Path) -> LocalDecoder | RemoteDecoder:
-    """Load a checkpoint onto an engine, or find the servers that have it. Raises PastaError."""
-    files = find(config, cache)
+def open_decoder(
+    config: EngineConfig, cache: Path, *, fetch: bool = False
+) -> LocalDecoder | RemoteDecoder:
+    """Load a checkpoint onto an engine, or find the servers that have it. Raises PastaError.
+
+    fetch: as for `find`.
+    """
+    files = find(config, cache, fetch=fetch)
     name = choose_engine(files)
     if config.base_url and name != "remote":
         raise PastaError(f"base_url names servers, and the engine {name} runs here")
@@ -90,7 +95,6 @@ def open_decoder(config: EngineConfig, cache: Path) -> LocalDecoder | RemoteDeco
 
 
 def _check_memory(base: Path) -> None:
-    """Raise PastaError if a model's files are larger than the free memory."""
     files = [base] if base.is_file() else [*base.glob("*.safetensors")]
     needed, free = sum(one.stat().st_size for one in files), psutil.virtual_memory().available
     if needed > free:
@@ -101,20 +105,17 @@ def _check_memory(base: Path) -> None:
 
 
 def open_local(config: EngineConfig, cache: Path) -> LocalDecoder:
-    """Load a checkpoint onto an engine in this process. Raises PastaError."""
     check_local(config)
     decoder: Any = open_decoder(config, cache)
     return decoder
 
 
 def check_local(config: EngineConfig) -> None:
-    """Raise PastaError if servers are to decode."""
     if config.is_remote:
         raise PastaError("this decodes in this process: leave out base_url and the engine remote")
 
 
 def choose_engine(files: ModelFiles) -> str:
-    """Return the engine that a checkpoint will be opened on."""
     asked = check_name("engine", files.config.engine, ["auto", *ENGINES])
     return asked if asked != "auto" else next(n for n, e in ENGINES.items() if e.suits(files))
 
@@ -184,7 +185,6 @@ def _open_fast(files: ModelFiles) -> LocalDecoder:
 
 
 def gguf_type(dtype: str) -> str:
-    """Return llama.cpp's name of a number format."""
     names = {"auto": "F16", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
     return names.get(dtype, dtype)
 
@@ -226,7 +226,6 @@ def _open_llama(files: ModelFiles) -> LocalDecoder:
 
 
 def write_export(base: Path, adapter: Path | None, path: Path, file_type: str) -> None:
-    """Write a checkpoint as one GGUF file."""
     from pasta_decoding.engines.llama import library, quantize
     from pasta_decoding.models.export import export_gguf
     from pasta_decoding.models.gguf import FLOAT_TYPES

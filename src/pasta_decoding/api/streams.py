@@ -228,14 +228,12 @@ class _Inbox:
         self._wake: Callable[[], object] | None = None
 
     def put(self, news: News | None) -> None:
-        """Add news, in any thread."""
         self._news.put(news)
         if (wake := self._wake) is not None:
             with suppress(RuntimeError):  # the reader's loop has ended
                 wake()
 
     async def wait(self) -> News | None:
-        """Wait in an event loop."""
         came = asyncio.Event()
         self._wake = partial(asyncio.get_running_loop().call_soon_threadsafe, came.set)
         while True:

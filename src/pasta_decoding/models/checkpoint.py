@@ -66,7 +66,6 @@ class ControlTokens:
         return abs(sizes.index(self.bucket(tokens)) - sizes.index(promised)) <= 1
 
     def promised(self, close: int) -> int:
-        """Return the length that the closing token `close` carries."""
         return next(size for size, token in self.promise_close.items() if token == close)
 
 
@@ -181,7 +180,6 @@ def describe(model: Any, tokenizer: Any, control: ControlTokens, *, name: str) -
 
 
 def to_json(checkpoint: Checkpoint) -> str:
-    """Return the text of `pasta.json`."""
     record = {_KEYS.get(name, name): value for name, value in asdict(checkpoint).items()}
     return json.dumps(record, indent=2) + "\n"
 
@@ -281,7 +279,6 @@ def _checkpoint(record: dict[str, Any]) -> Checkpoint:
 
 
 def _digest(tensors: Iterable[Any]) -> str:
-    """Hash numbers in bfloat16."""
     import torch
 
     digest = hashlib.sha256()

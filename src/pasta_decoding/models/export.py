@@ -99,7 +99,6 @@ def cached_name(base: Path, adapter: Path | None, form: str) -> str:
 
 @contextmanager
 def _written_whole(target: Path) -> Iterator[Path]:
-    """Give a path to write to; what is there at the end becomes `target` by one rename."""
     with errors_as(f"cannot write {target}", OSError):
         target.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(target) as partial:

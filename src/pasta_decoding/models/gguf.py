@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.gguf_file import file_name
+from pasta_decoding.gguf_file import module_names
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.load import Loaded
+from pasta_decoding.models.load import Loaded, load_config
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -69,7 +69,7 @@ def write_gguf(loaded: Loaded, path: Path, *, float_type: str = "F16") -> None:
     from gguf import GGMLQuantizationType, GGUFWriter, quantize
 
     config, checkpoint = loaded.model.config, loaded.checkpoint
-    _check_model(config.model_type, getattr(config, "rope_parameters", None) or {})
+    _check_model(config)
     banned = sorted(checkpoint.control.ids)
     writer = GGUFWriter(path, arch=config.model_type)
     writer.add_name(checkpoint.base.name)
@@ -89,30 +89,23 @@ def write_gguf(loaded: Loaded, path: Path, *, float_type: str = "F16") -> None:
 
 
 def has_translation(folder: Path) -> bool:
-    """Could `write_gguf` take the model in this folder? Reads its settings and `tokenizer.json`.
-
-    transformers is not imported: it takes longer than a short answer.
-    """
+    """Could `write_gguf` take the model in this folder? Reads its settings and `tokenizer.json`."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        _check_model(config["model_type"], {"rope_type": rope.get("type")} | rope)
+        _check_model(load_config(folder))
         _pre_tokenizer_name(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")))
     except (PastaError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return False  # loading a broken model says what is wrong
     return True
 
 
-def _check_model(model_type: str, rope: Mapping[str, Any]) -> None:
-    kind = rope.get("rope_type") or "default"
-    if model_type not in FAMILIES:
-        raise _untranslated(f"{model_type} models", FAMILIES)
-    if kind not in _ROPES:
+def _check_model(config: Any) -> None:
+    if config.model_type not in FAMILIES:
+        raise _untranslated(f"{config.model_type} models", FAMILIES)
+    if (kind := config.rope_parameters["rope_type"]) not in _ROPES:
         raise _untranslated(f"rotary positions of type {kind!r}", _ROPES)
 
 
 def _pre_tokenizer_name(description: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name of a tokenizer's way to cut text, given its tokenizer.json."""
     text, model = json.dumps(description["pre_tokenizer"]), description["model"]
     name = next((name for name, part in PRE_TOKENIZERS.items() if part in text), None)
     if name is None or model["type"] != "BPE" or model.get("byte_fallback"):
@@ -170,19 +163,20 @@ def _tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
     import torch
 
     config = model.config
+    names = module_names(config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, found in model.state_dict().items():
         weight = found
         if config.tie_word_embeddings and name == "lm_head.weight":
             continue
-        target = file_name(name, config.model_type)
-        if target is None:
+        module, _, kind = name.rpartition(".")
+        if module not in names:
             raise PastaError(f"GGUF has no place for {name} of {config.model_type} models")
         if config.model_type == "llama" and (count := heads.get(name.split(".")[-2])):
             # Hugging Face rotates (i, i + width / 2) of a head, llama.cpp (2i, 2i + 1).
             halves = weight.reshape(count, 2, -1, *weight.shape[1:])
             weight = halves.transpose(1, 2).reshape(weight.shape)
-        yield target, weight
+        yield f"{names[module]}.{kind}", weight
     if config.rope_parameters.get("rope_type") == "llama3":  # what divides each frequency
         scaled = model.model.rotary_emb.inv_freq
         exponents = torch.arange(len(scaled)) / len(scaled)

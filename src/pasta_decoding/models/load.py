@@ -50,10 +50,7 @@ class Loaded:
 
     @property
     def end(self) -> int:
-        """The id behind an answer whose end nobody chose: the tokenizer's own, if it ends answers.
-
-        Raises PastaError if there is none.
-        """
+        """The id behind an answer whose end nobody chose. Raises PastaError if there is none."""
         if not self.eos_ids:
             raise PastaError(
                 "the model's generation_config.json names no token that ends an answer"
@@ -72,7 +69,7 @@ def find_adapter(name: str) -> Path:
         held = [one for one in (path, path / "adapter") if (one / FILE_NAME).is_file()]
         if not held and any((path / one).is_file() for one in ("metrics.jsonl", "prompts.jsonl")):
             raise PastaError(f"the training run in {path} is not finished: it holds no adapter yet")
-        return (held or [path])[0]
+        return held[0] if held else path
     for shipped in _SHIPPED:
         if (shipped / name / FILE_NAME).is_file():
             return shipped / name
@@ -80,7 +77,6 @@ def find_adapter(name: str) -> Path:
 
 
 def shipped_adapters() -> list[str]:
-    """Return the names of the adapters that come with the package, the default one first."""
     found = {path.parent.name for place in _SHIPPED for path in place.glob(f"*/{FILE_NAME}")}
     return sorted(found, key=lambda name: (name != DEFAULT_ADAPTER, name))
 
@@ -98,14 +94,11 @@ def is_whole(path: Path) -> bool:
 
 def holds_weights(adapter: Path) -> bool:
     """Does the path hold a whole model, and not only what an adapter changes?"""
-    has_config = (
-        not (adapter / "adapter_config.json").exists() and (adapter / "config.json").exists()
-    )
-    return has_config or adapter.suffix == ".gguf"
+    names = [one for one in ("adapter_config.json", "config.json") if (adapter / one).exists()]
+    return names == ["config.json"] or adapter.suffix == ".gguf"
 
 
 def adapter_digest(adapter: Path) -> str:
-    """Return a digest of an adapter's weights and settings, 16 hex digits."""
     digest = hashlib.sha256()
     for path in sorted([*adapter.glob("*.safetensors"), *adapter.glob("*.json")]):
         digest.update(f"{path.name} {sha256(path)}\n".encode())
@@ -123,17 +116,11 @@ def default_device() -> str:
 
 
 def native_dtype(device: str) -> str:
-    """Return "bfloat16" where `device` computes in it, else "float32". Any GPU counts as one.
-
-    Native bfloat16 does more than halve the memory traffic: a step of two threads then costs the
-    same as a step of one, where float32 pays for the second thread.
-    """
+    """Return "bfloat16" where `device` computes in it, else "float32". Any GPU counts as one."""
     import torch
 
-    if device != "cpu":
-        return "bfloat16"
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    native = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
+    native = device != "cpu" or capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
     return "bfloat16" if native else "float32"
 
 
@@ -168,7 +155,7 @@ def load_base(
     tokenizer = load_tokenizer(source)
     model = _from_pretrained(transformers.AutoModelForCausalLM, source, source, settings)
     ends = _eos_ids(model.generation_config, tokenizer)
-    loaded = _checked(model, tokenizer, ends, record, source.name)
+    loaded = checked(model, tokenizer, ends, record, source.name)
     rows = max(loaded.checkpoint.control.ids) + 1
     if rows > model.get_input_embeddings().weight.shape[0]:
         model.resize_token_embeddings(rows)
@@ -222,7 +209,7 @@ def load_gguf(file: GgufFile, adapter: Path | None) -> Loaded:
         loaded = Loaded(model, tokenizer, checkpoints.from_json(own, str(path)), ends)
     else:
         record = None if apart is None else checkpoints.load(apart)
-        loaded = _checked(model, tokenizer, ends, record, path.stem)
+        loaded = checked(model, tokenizer, ends, record, path.stem)
     if max(loaded.checkpoint.control.ids) >= model.config.vocab_size:
         raise PastaError(f"{path} has no spare tokens, which the language's tags need")
     return loaded if apart is None else replace(loaded, added=read_added(file.weights, apart))
@@ -239,23 +226,22 @@ def load_metadata(base: Path, adapter: Path | None) -> Loaded:
     if source.suffix == ".gguf":
         return load_gguf(GgufFile(source), adapter)
     record = None if adapter is None else checkpoints.load(adapter)
-    tokenizer = load_tokenizer(source)
-    config = load_config(source)
+    tokenizer, config = load_tokenizer(source), load_config(source)
     with _load_errors("settings", source):
         has_own = (source / "generation_config.json").is_file()
         settings = GenerationConfig.from_pretrained(source) if has_own else config
     ends = _eos_ids(settings, tokenizer)
-    loaded = _checked(Unloaded(config, {}), tokenizer, ends, record, base.name)
+    loaded = checked(Unloaded(config, {}), tokenizer, ends, record, base.name)
     text = config.get_text_config()
     if adapter is not None:  # a base model that is served as it is has no tokens added
         text.vocab_size = max(text.vocab_size, max(loaded.checkpoint.control.ids) + 1)
     return replace(loaded, model=Unloaded(text, {}))
 
 
-def _checked(
+def checked(
     model: Any, tokenizer: Any, ends: frozenset[int], record: Checkpoint | None, name: str
 ) -> Loaded:
-    """Let the tokenizer learn the control tokens; refuse a record of another model."""
+    """Let the tokenizer learn the control tokens. Raises PastaError for another model's record."""
     if record is None:
         control = choose_tokens(tokenizer)
         described = checkpoints.describe(model, tokenizer, control, name=name)
@@ -279,7 +265,6 @@ def _eos_ids(settings: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def load_config(folder: Path) -> Any:
-    """Load the settings of a model's folder."""
     from transformers import AutoConfig
 
     with _load_errors("settings", folder):

@@ -54,7 +54,6 @@ class PromptEncoder:
         self._forbidden = dropped_ids | frozenset(forbidden_ids)
 
     def encode(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> list[int]:
-        """Return the ids of the conversation, ready for the assistant's answer."""
         _check_conversation(messages)
         _refuse_longer(len(messages), "messages", max_tokens)
         contents = [message.content for message in messages]
