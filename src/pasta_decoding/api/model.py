@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Lock
@@ -89,10 +89,11 @@ class Model:
         coming = self.abatch(prompts, config, **more, **options)
         try:
             asyncio.get_running_loop()
-        except RuntimeError:
-            return _finished(coming)
+        except RuntimeError:  # unlike `asyncio.run`, leave the loop that this thread may have set
+            with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+                return runner.run(coming)
         with ThreadPoolExecutor(1) as other:  # a loop runs in this thread
-            return other.submit(_finished, coming).result()
+            return other.submit(asyncio.run, coming).result()
 
     async def aanswer(
         self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
@@ -149,12 +150,6 @@ class Model:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_error: object) -> None:
-        await asyncio.to_thread(self.close)
-
     def _start(self, prompt: Prompt, config: GenerationConfig, number: int = 0) -> Start:
         """Return a function that hands the request in."""
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], int):
@@ -172,12 +167,6 @@ class Model:
             if self._worker is None:
                 self._worker = EngineLoop(self.decoder)
             return self._worker
-
-
-def _finished(coming: Coroutine[Any, Any, list[Result]]) -> list[Result]:
-    # As `asyncio.run`, which would take away a loop that the thread has set.
-    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        return runner.run(coming)
 
 
 def _message(one: object) -> Message:

