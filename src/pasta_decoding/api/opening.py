@@ -164,7 +164,7 @@ def fast_can_run(files: ModelFiles) -> bool:
 
 
 def _open_fast(files: ModelFiles) -> LocalDecoder:
-    """Load onto the fast engine: "auto" keeps the base's weights, and the adapter beside them."""
+    """Load onto the fast engine: a GGUF's weights stay as they are, an adapter beside them."""
     import torch
 
     from pasta_decoding.engines.fast import FastEngine
@@ -176,8 +176,8 @@ def _open_fast(files: ModelFiles) -> LocalDecoder:
         loaded = load_gguf(file, adapter)
         weights: ModelWeights = GgufWeights(file, loaded.model.config, loaded.added)
     else:
-        loaded = load_model(base, adapter, dtype=dtype, merge=dtype != "auto")
-        weights = ModelWeights(loaded.model, loaded.added)
+        loaded = load_model(base, adapter, dtype=dtype)
+        weights = ModelWeights(loaded.model)
     cache_dtype = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
     tokens = files.config.cache_tokens
     engine = FastEngine(weights, cache_tokens=tokens, cache_dtype=cache_dtype)

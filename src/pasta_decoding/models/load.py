@@ -175,22 +175,17 @@ def _from_pretrained(kind: Any, source: Path, folder: Path | None, settings: dic
     return model
 
 
-def load_model(
-    base: Path, adapter: Path | None, *, dtype: str = "float32", merge: bool = True
-) -> Loaded:
-    """Load a model; merge its adapter, or return what that adds to the layers."""
+def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> Loaded:
+    """Load a model and merge its adapter."""
     import torch
 
     loaded = load_base(base, adapter, dtype=dtype)
     for name, weight in loaded.model.named_parameters():
         if not weight.sum(dtype=torch.float32).isfinite():
             raise PastaError(f"the model in {base} has numbers that are not finite, in {name}")
-    if adapter is None or holds_weights(adapter):
-        return loaded
-    if merge:
+    if adapter is not None and not holds_weights(adapter):
         merge_adapter(loaded.model, adapter)
-        return loaded
-    return replace(loaded, added=read_added(dict(loaded.model.named_parameters()), adapter))
+    return loaded
 
 
 def load_gguf(file: GgufFile, adapter: Path | None) -> Loaded:
