@@ -104,7 +104,7 @@ def test_an_adapter_of_one_copy_of_a_model_fits_the_others(tmp_path: Path) -> No
     gguf.write_bytes(gguf.read_bytes().replace(key, b"x" * len(key)))
     prompt = torch.tensor([[*b"Why?", *control]])
     for trained_on in (tmp_path / "hub", gguf):
-        adapter = make_adapter(trained_on, tmp_path / f"of-{trained_on.name}")
+        adapter = make_adapter(trained_on, tmp_path / f"of-{trained_on.stem}")
         copies = [load_model(base, adapter) for base in (tmp_path / "hub", gguf)]
         logits, others = (one.model(prompt).logits for one in copies)
         torch.testing.assert_close(logits, others, atol=0.1, rtol=0.01)

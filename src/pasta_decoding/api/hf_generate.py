@@ -167,7 +167,7 @@ def _loaded(model: Any, tokenizer: Any, config: Any) -> Loaded:
     from transformers.utils.hub import cached_file
 
     from pasta_decoding.models import checkpoint as checkpoints
-    from pasta_decoding.models.load import checked, load_tokenizer
+    from pasta_decoding.models.load import checked, eos_ids, load_tokenizer
 
     name = model.name_or_path
     found = cached_file(
@@ -181,8 +181,7 @@ def _loaded(model: Any, tokenizer: Any, config: Any) -> Loaded:
         )
     folder = Path(found).parent
     tokenizer = load_tokenizer(folder) if tokenizer is None else tokenizer
-    eos = config.eos_token_id
-    ends = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
+    ends = eos_ids(config, tokenizer)
     return checked(model, tokenizer, ends, checkpoints.load(folder), name)
 
 

@@ -25,9 +25,6 @@ from pasta_decoding.models.load import Loaded
 # Raised when the same checkpoint gives another file, so that older ones in the cache are not used.
 FORMAT = 1
 
-ROW_BLOCKS = {"Q8_0": 32, "Q4_0": 32, "Q6_K": 256, "Q5_K_M": 256, "Q4_K_M": 256}
-"""Numbers that share a scale: a row of a matrix is a multiple of them."""
-
 Quantize = Callable[[Path, Path, str], None]
 """(GGUF in F32, GGUF to write, file type): llama.cpp's own quantiser."""
 
@@ -51,7 +48,9 @@ def export_gguf(loaded: Loaded, target: Path, file_type: str, *, quantize: Quant
     Raises PastaError for a number format that the model's shapes do not allow: llama.cpp would
     take another one for these matrices, and not say so.
     """
-    block = ROW_BLOCKS.get(file_type, 1)
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    block, _ = GGML_QUANT_SIZES[GGMLQuantizationType[file_type.removesuffix("_M")]]
     for name, weight in loaded.model.named_parameters():
         if weight.ndim > 1 and weight.shape[-1] % block:
             raise PastaError(

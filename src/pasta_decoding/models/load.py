@@ -154,7 +154,7 @@ def load_base(
     record = None if adapter is None else checkpoints.load(adapter)  # refused before weights load
     tokenizer = load_tokenizer(source)
     model = _from_pretrained(transformers.AutoModelForCausalLM, source, source, settings)
-    ends = _eos_ids(model.generation_config, tokenizer)
+    ends = eos_ids(model.generation_config, tokenizer)
     loaded = checked(model, tokenizer, ends, record, source.name)
     rows = max(loaded.checkpoint.control.ids) + 1
     if rows > model.get_input_embeddings().weight.shape[0]:
@@ -225,7 +225,7 @@ def load_metadata(base: Path, adapter: Path | None) -> Loaded:
     with _load_errors("settings", source):
         has_own = (source / "generation_config.json").is_file()
         settings = GenerationConfig.from_pretrained(source) if has_own else config
-    ends = _eos_ids(settings, tokenizer)
+    ends = eos_ids(settings, tokenizer)
     loaded = checked(Unloaded(config, {}), tokenizer, ends, record, base.name)
     text = config.get_text_config()
     if adapter is not None:  # a base model that is served as it is has no tokens added
@@ -246,7 +246,7 @@ def checked(
     return Loaded(model, tokenizer, record, ends, warning)
 
 
-def _eos_ids(settings: Any, tokenizer: Any) -> frozenset[int]:
+def eos_ids(settings: Any, tokenizer: Any) -> frozenset[int]:
     """Return the ids that end an answer, by a model's generation config and its tokenizer."""
     eos = settings.eos_token_id
     listed = eos if isinstance(eos, list) else [eos]
