@@ -310,13 +310,16 @@ def test_the_cache_tells_checkpoints_and_types_apart(
     assert cached_name(base, adapter, "F16") in names
 
 
+LLAMA3 = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
 @pytest.mark.parametrize(
     ("file", "change", "known"),
     [
         ("config.json", {}, True),
         ("config.json", {"model_type": "gemma3_text"}, False),
         ("config.json", {"rope_parameters": None, "rope_scaling": {"type": "yarn"}}, False),
-        ("config.json", {"rope_parameters": None, "rope_scaling": {"type": "llama3"}}, True),
+        ("config.json", {"rope_parameters": None, "rope_scaling": LLAMA3}, True),
         ("tokenizer.json", {"model": {"type": "BPE", "byte_fallback": True}}, False),
         ("tokenizer.json", None, False),
     ],
