@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -19,6 +20,7 @@ from typer.main import get_command
 import pasta_decoding
 from pasta_decoding.cli import make_app
 
+FIELD = re.compile(r"^(\w+): +(?=\S)", re.M)
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
     "README.md": "index.md",
@@ -35,7 +37,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     found = {there: (ROOT / here).read_text(encoding="utf-8") for here, there in ELSEWHERE.items()}
     command = get_command(make_app())
     found["commands.md"] = get_docs_for_click(obj=command, ctx=Context(command), name="pasta")
-    names = [name for name in pasta_decoding.__all__ if not name.startswith("_")]
+    public = (name for name in pasta_decoding.__all__ if not name.startswith("_"))
+    names = sorted(public, key=lambda name: (not name.islower(), name))  # functions first
     found["names.md"] = "# Python names\n\n" + "".join(f"::: pasta_decoding.{n}\n\n" for n in names)
     for path, text in found.items():
         files.append(File.generated(config, path, content=text))
@@ -50,3 +53,12 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
             "](LICENSE)", "](LICENSE.txt)"
         )
     return markdown.replace("](../docs/", "](../")
+
+
+class FieldList(griffe.Extension):
+    """Shows the fields that a docstring explains, one a line, as a list."""
+
+    def on_object(self, *, obj: griffe.Object, **_: object) -> None:
+        """Change the docstring of one object."""
+        if obj.docstring:
+            obj.docstring.value = FIELD.sub(r"- `\1`: ", obj.docstring.value)

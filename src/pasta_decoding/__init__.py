@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pasta_decoding.runtime.events import Synced as Synced
     from pasta_decoding.runtime.events import Trimmed as Trimmed
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _NAMES = {
     "api.hf_generate": ("generate",),

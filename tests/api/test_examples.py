@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import pasta_decoding as pasta
-from tests.checkpoint import TinyCheckpoint, torch_decoder
-from tests.server.running import running
+from tests.checkpoint import TinyCheckpoint
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Run = Callable[..., str]
@@ -57,12 +56,6 @@ def test_a_checkpoint_of_ones_own_is_compared_with_itself(
 ) -> None:
     found = run("own_checkpoint.py", tiny_checkpoint.adapter, "--model", tiny_checkpoint.base)
     assert found.index("parallel: ") < found.index("promises banned: ")
-
-
-def test_openai_s_client_talks_to_a_server(run: Run, tiny_checkpoint: TinyCheckpoint) -> None:
-    decoder = torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter)
-    with running(decoder) as server:
-        assert run("openai_client.py", f"http://127.0.0.1:{server.port}/v1").strip()
 
 
 def test_every_example_is_listed_and_run() -> None:

@@ -33,17 +33,13 @@ def text_of(page: str) -> str:
 
 
 def blocks(page: str, language: str | None = None) -> list[Block]:
-    """Return the page's blocks in order, of one language if it is given."""
     text = text_of(page)
-    found = [
-        Block(one[1], one[2], text.count("\n", 0, one.start(2)) + 1)
-        for one in _FENCE.finditer(text)
-    ]
+    fences = _FENCE.finditer(text)
+    found = [Block(one[1], one[2], text.count("\n", 0, one.start(2)) + 1) for one in fences]
     return [block for block in found if language in (None, block.language)]
 
 
 def spans(page: str) -> list[str]:
-    """Return what stands in backticks in the page's prose and tables."""
     return re.findall(r"`([^`\n]+)`", _FENCE.sub("", text_of(page)))
 
 
@@ -64,13 +60,12 @@ def leaves(command: Any = None, words: tuple[str, ...] = ()) -> dict[tuple[str, 
 
 
 def options() -> set[str]:
-    """Return every option of every command, as it is typed."""
     parameters = [one for leaf in leaves().values() for one in leaf.params]
     return {name for one in parameters for name in (*one.opts, *one.secondary_opts)}
 
 
 def parse(arguments: list[str]) -> None:
-    """Parse a command line as `pasta` does, and do nothing. Raises what it raises."""
+    """Parse a command line and do nothing. Raises what `pasta` raises."""
     command = get_command(app)
     for leaf in leaves(command).values():
         leaf.callback = lambda **_values: None

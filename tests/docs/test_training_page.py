@@ -1,4 +1,4 @@
-"""Every command of docs/training.md, run as it stands, on tiny models of the shapes that it names.
+"""Every command of docs/training.md and of the notebook, run on tiny models.
 
 Only sizes are made smaller, by flags put behind the page's own. The launcher is left out:
 tests/training/test_processes.py has it.
@@ -7,9 +7,9 @@ tests/training/test_processes.py has it.
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoConfig
@@ -19,7 +19,7 @@ from pasta_decoding.lang.tree import read, strip
 from pasta_decoding.models.load import load_base, load_model
 from tests.chatserver import chat_server, in_turn
 from tests.checkpoint import keep_base
-from tests.docs.pages import ROOT, blocks, commands, text_of
+from tests.docs.pages import ROOT, blocks, commands
 from tests.shapes import HUB_SHAPES
 from tests.training.tiny_runs import ROWS
 
@@ -35,16 +35,8 @@ SMALLER = {
     "train sft": "--max-steps 2 --max-length 256 --pack-tokens 256 --packs-per-step 2",
     "eval generate": f"--max-tokens 24 --dtype float32 {ENGINE}",
 }
-SMALL = {
-    "sft": "  bf16: false\n  try_prompts: 0\n",
-    "preference": "  bf16: false\n  pairs_per_step: 1\n  dtype: float32\n",
-}
-
-
-def test_the_page_names_configurations_that_ship() -> None:
-    named = set(re.findall(r"configs/accelerate/\S+\.yaml", text_of(PAGE)))
-    assert named
-    assert all((ROOT / path).is_file() for path in named)
+SMALL_SFT = "sft:\n  bf16: false\n  try_prompts: 0\n"
+SMALL_PREFERENCE = "preference:\n  bf16: false\n  pairs_per_step: 1\n  dtype: float32\n"
 
 
 @pytest.mark.parametrize(
@@ -57,16 +49,12 @@ def test_every_command_works_on_a_tiny_model_of_that_shape(
     monkeypatch.chdir(tmp_path)
     base = HUB_SHAPES[shape](tmp_path / "hub")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(base))
-    rows = [
-        {"id": row.id, "source": "", "instruction": row.instruction, "response": plain}
-        for row, plain in zip(ROWS, [strip(read(ANNOTATED))] * len(ROWS), strict=True)
-    ]
+    plain = {"source": "", "response": strip(read(ANNOTATED))}
+    rows = [plain | {"id": row.id, "instruction": row.instruction} for row in ROWS]
     for name in ("prompts.jsonl", "responses.jsonl"):
         Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     [settings] = blocks(PAGE, "yaml")
-    text = settings.text
-    for stage, smaller in SMALL.items():
-        text = text.replace(f"{stage}:\n", f"{stage}:\n{smaller}")
+    text = settings.text.replace("sft:\n", SMALL_SFT).replace("preference:\n", SMALL_PREFERENCE)
     Path("settings.yaml").write_text(text)
     Path("evaluation.jsonl").write_text('{"instruction": "Three good habits?"}\n')
     for name in ("smollm2-135m", "qwen2.5-coder-1.5b"):
@@ -75,11 +63,30 @@ def test_every_command_works_on_a_tiny_model_of_that_shape(
     monkeypatch.setenv("PASTA_ENDPOINT_KEY", "none")
     with chat_server(in_turn([ANNOTATED])) as endpoint:
         for command in commands(PAGE):
-            smaller = next((SMALLER[step] for step in SMALLER if step == " ".join(command[:2])), "")
-            here = [one.replace("http://localhost:8000/v1", endpoint.base_url) for one in command]
-            assert main([*here, *shlex.split(smaller)]) == 0, command
+            url = "http://localhost:8000/v1"
+            run_smaller([one.replace(url, endpoint.base_url) for one in command])
     check_rows(base, Path("runs/sft/adapter"))
     assert AutoConfig.from_pretrained("served").model_type in (shape, "llama")
+
+
+def run_smaller(command: list[str]) -> None:
+    assert main([*command, *SMALLER.get(" ".join(command[:2]), "").split()]) == 0, command
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = {"MODEL": HUB_SHAPES["llama3"](tmp_path / "hub"), "TOKENS": 24, "EPOCHS": 1}
+    names: dict[str, Any] = {}
+    for cell in json.loads((ROOT / "examples/teach_your_own.ipynb").read_text("utf-8"))["cells"]:
+        lines = "".join(cell["source"] if cell["cell_type"] == "code" else []).split("\n")
+        for command in (line for line in lines if line.startswith("!pasta ")):
+            run_smaller(shlex.split(command.format(**names))[1:])
+        exec("\n".join(line for line in lines if not line.startswith(("!", "%"))), names)
+        names |= small if "PROMPTS" in names else {}
+    assert names["answer"].text
 
 
 def check_rows(base: Path, adapter: Path) -> None:
@@ -87,10 +94,8 @@ def check_rows(base: Path, adapter: Path) -> None:
     loaded, plain = load_model(base, adapter), load_base(base).model
     assert loaded.checkpoint.base.name == MODEL
     ids = sorted(loaded.checkpoint.control.ids)
-    for ours, theirs in (
-        (loaded.model.get_input_embeddings(), plain.get_input_embeddings()),
-        (loaded.model.get_output_embeddings(), plain.get_output_embeddings()),
-    ):
-        changed = (ours.weight != theirs.weight).any(dim=1).nonzero().flatten().tolist()
+    for side in ("get_input_embeddings", "get_output_embeddings"):
+        ours, theirs = (getattr(one, side)().weight for one in (loaded.model, plain))
+        changed = (ours != theirs).any(dim=1).nonzero().flatten().tolist()
         assert set(changed) <= set(ids)
         assert len(changed) > 3
