@@ -15,7 +15,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.fast import FastEngine
-from pasta_decoding.engines.native import Operators
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.engines.weights import ModelWeights
 from pasta_decoding.models import checkpoint as checkpoints
@@ -55,8 +54,8 @@ def torch_subject(name: str, device: str = "cpu", *, paged: bool | None = None) 
     return Subject(TorchEngine(model, paged=paged), dense(plain(name)))
 
 
-def fast_subject(name: str, ops: Operators | None = None) -> Subject:
-    return Subject(FastEngine(ModelWeights(plain(name)), ops=ops), dense(plain(name)))
+def fast_subject(name: str, *, plain_torch: bool = False) -> Subject:
+    return Subject(FastEngine(ModelWeights(plain(name)), plain=plain_torch), dense(plain(name)))
 
 
 def llama_subject(name: str) -> Subject:
@@ -93,7 +92,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "fast-qwen2": lambda: fast_subject("qwen2"),
     "fast-qwen3": lambda: fast_subject("qwen3"),
     "fast-gemma3": lambda: fast_subject("gemma3"),
-    "fast-gemma3-torch": lambda: fast_subject("gemma3", Operators()),
+    "fast-gemma3-torch": lambda: fast_subject("gemma3", plain_torch=True),
     "llama-llama": lambda: llama_subject("llama"),
     "llama-qwen2": lambda: llama_subject("qwen2"),
     "llama-qwen3": lambda: llama_subject("qwen3"),

@@ -10,32 +10,31 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf.constants import GGML_QUANT_SIZES
-from gguf.quants import dequantize, quantize
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pasta_decoding.engines.base import Feed, FloatArray
+from pasta_decoding.engines.base import Branch, Feed, FloatArray
+from pasta_decoding.engines.decoder import dense as merged_dense
 from pasta_decoding.engines.fast import FastEngine
-from pasta_decoding.engines.native import Operators, Part, operators
-from pasta_decoding.engines.packed import PACKED, LowRank, Weights
-from pasta_decoding.engines.weights import GgufWeights, ModelWeights
+from pasta_decoding.engines.native import PACKED, NativeLinear, library
+from pasta_decoding.engines.weights import Linear, ModelWeights, stored
 from pasta_decoding.errors import PastaError
-from pasta_decoding.gguf_file import GgufFile
+from pasta_decoding.gguf_file import GgufFile, GgufTensor
+from pasta_decoding.models.checkpoint import Unloaded
 from pasta_decoding.models.gguf import read_config, write_gguf
 from tests.engines.oracle import Recorder, assert_equals_recompute, dense
 from tests.engines.subjects import speaking
 from tests.engines.test_torch import fork_join_go_on
-from tests.tiny import TINY_MODELS, seeded, tiny_llama
+from tests.tiny import TINY_MODELS, seeded, tiny_llama, tiny_model
 
-KEPT_OTHERWISE = [GGMLQuantizationType[one] for one in ("F32", "BF16", "Q5_1")]
-FORMATS = ("Q4_1", "Q8_0", "bfloat16", "float32")
+KINDS = [*sorted(PACKED), *(GGMLQuantizationType[one] for one in ("F32", "BF16", "Q5_1"))]
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
 @pytest.fixture(scope="module")
-def native() -> Operators:
-    """Build the operators, or skip what needs them."""
-    found = operators()
-    if found is None:
+def native() -> Any:
+    """Build the C++ code, or skip what needs it."""
+    if (found := library()) is None:
         pytest.skip("needs a C++ compiler")
     return found
 
@@ -45,136 +44,104 @@ def random(*shape: int, seed: int = 0) -> Tensor:
         return torch.randn(*shape)
 
 
-def stored(weight_OI: Tensor, kind: str) -> Tensor:
-    """Return the weights as a file of this number format gives them back."""
-    if kind in ("bfloat16", "float32"):
-        return weight_OI.to(getattr(torch, kind))
-    number = GGMLQuantizationType[kind]
-    return torch.from_numpy(dequantize(quantize(weight_OI.numpy(), number), number))
-
-
-def layer(weight_OI: Tensor, added: LowRank | None = None, bias_O: Tensor | None = None) -> Part:
-    return Part(Weights.of(weight_OI).in_blocks(), added, bias_O)
-
-
-def assert_same(found: Tensor, expected: Tensor) -> None:
-    """Compare weights, which came out as products with 1: the last bit may be another."""
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6 * float(expected.std()))
+def weight(kind: GGMLQuantizationType, outputs: int, inputs: int) -> GgufTensor:
+    """Return random weights as a file has them."""
+    block, size = GGML_QUANT_SIZES[kind]
+    if inputs % block:
+        pytest.skip("a file has whole blocks")
+    if block == 1:
+        dtype = torch.bfloat16 if kind.name == "BF16" else torch.float32
+        return stored(random(outputs, inputs, seed=outputs).to(dtype))
+    shape = (outputs, inputs // block, size)
+    blocks = np.random.default_rng(outputs).integers(0, 256, shape, dtype=np.uint8)
+    numbers = {"Q6_K": [208], "Q4_1": [0, 2], "Q5_1": [0, 2], "Q4_K": [0, 2]}.get(kind.name, [0])
+    for at in numbers:  # float16, of which random bytes may be no numbers
+        blocks[..., at : at + 2] = random(*shape[:2], 1, seed=at).half().numpy().view(np.uint8)
+    return GgufTensor(blocks.reshape(outputs, -1), kind, (outputs, inputs))
 
 
 # --- linear layers ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize(("outputs", "inputs"), [(16, 32), (83, 64), (200, 576), (7, 37)])
-def test_weights_are_the_files(native: Operators, kind: str, outputs: int, inputs: int) -> None:
-    if inputs % 32 and kind.startswith("Q"):
-        pytest.skip("a file has whole blocks")
-    weight_OI = stored(random(outputs, inputs), kind)
-    part = layer(weight_OI)
-    assert part.weights.kind.name == {"bfloat16": "BF16", "float32": "F32"}.get(kind, kind)
-    assert_same(native.linear([part])(torch.eye(inputs)).T, weight_OI.float())
+@each_kind
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 32), (83, 256), (200, 576), (7, 37)])
+def test_weights_are_the_files(
+    native: Any, kind: GGMLQuantizationType, outputs: int, inputs: int
+) -> None:
+    """They come out as products with 1, so that the last bit may be another."""
+    weight_OI = weight(kind, outputs, inputs)
+    found_IO, expected_OI = (
+        NativeLinear(native, [Linear(weight_OI)])(torch.eye(inputs)),
+        weight_OI[:],
+    )
+    tolerance = 1e-6 * float(expected_OI.std())
+    torch.testing.assert_close(found_IO.T, expected_OI, rtol=1e-6, atol=tolerance)
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_a_row_does_not_depend_on_the_others(native: Operators, kind: str) -> None:
-    added = (random(3, 96).bfloat16(), random(64, 3).bfloat16())
-    linear = native.linear([layer(stored(random(64, 96), kind), added)])
-    input_QI = random(40, 96, seed=1)
+@each_kind
+def test_a_row_does_not_depend_on_the_others(native: Any, kind: GGMLQuantizationType) -> None:
+    added = (random(3, 256).bfloat16(), random(64, 3).bfloat16())
+    linear = NativeLinear(native, [Linear(weight(kind, 64, 256), added)])
+    input_QI = random(40, 256, seed=1)
     together_QO = linear(input_QI)
-    for first in range(0, 40, 3):
-        for last in range(first + 1, 41):
+    for first in (0, 1, 2, 3, 6, 39):
+        for last in range(first + 1, 41, 3):
             assert torch.equal(linear(input_QI[first:last]), together_QO[first:last])
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_joined_layers_have_adapters_and_biases_of_their_own(native: Operators, kind: str) -> None:
+@each_kind
+def test_joined_layers_have_adapters_and_biases_of_their_own(
+    native: Any, kind: GGMLQuantizationType
+) -> None:
     sizes, ranks = (48, 16, 30), (5, None, 40)
     parts = [
-        layer(
-            stored(random(size, 96, seed=size), kind),
-            (random(rank, 96).bfloat16(), random(size, rank).bfloat16()) if rank else None,
+        Linear(
+            weight(kind, size, 256),
+            (random(rank, 256).bfloat16(), random(size, rank).bfloat16()) if rank else None,
             random(size) if rank else None,
         )
         for size, rank in zip(sizes, ranks, strict=True)
     ]
-    input_QI = random(7, 96, seed=1)
-    found_QO, expected_QO = (ops.linear(parts)(input_QI) for ops in (native, Operators()))
+    input_QI = random(7, 256, seed=1)
+    found_QO, expected_QO = NativeLinear(native, parts)(input_QI), merged_dense(parts)(input_QI)
     # Inputs of other weights than those of 32 bits are rounded.
-    error = 1e-5 if kind == "float32" else 0.03
+    error = 1e-5 if kind.name in ("F32", "Q5_1") else 0.03
     assert (found_QO - expected_QO).abs().max() < error * expected_QO.std()
 
 
-def test_only_what_is_given_back_exactly_is_kept_in_blocks() -> None:
-    exact = stored(random(32, 64), "Q4_1")
-    exact[30, 40] += 1e-6
-    for weight_OI in (random(16, 64), stored(random(16, 64), "Q5_1"), exact):
-        assert Weights.of(weight_OI).in_blocks().kind == GGMLQuantizationType.F32
-    zeros = Weights.of(torch.zeros(16, 64)).in_blocks()
-    assert zeros.kind == GGMLQuantizationType.Q4_1, "blocks of one value"
-
-
-@pytest.mark.parametrize("kind", [*sorted(PACKED), *KEPT_OTHERWISE], ids=lambda kind: kind.name)
-def test_a_files_rows_give_its_values(native: Operators, kind: GGMLQuantizationType) -> None:
-    inputs, size = GGML_QUANT_SIZES[kind]
-    blocks = np.random.default_rng(0).integers(0, 256, (40, 512 // inputs, size), dtype=np.uint8)
-    numbers = {"Q6_K": [208], "Q4_1": [0, 2], "Q5_1": [0, 2], "Q4_K": [0, 2]}.get(kind.name, [0])
-    for at in numbers:  # float16, of which random bytes may be no numbers
-        scales = random(*blocks.shape[:2], 1, seed=at).half().numpy()
-        blocks[..., at : at + 2] = scales.view(np.uint8)
-    rows = blocks.reshape(40, -1)
-    if inputs == 1:
-        rows = quantize(random(40, 512).numpy(), kind).view(np.uint8)
-    found_OI = native.linear([Part(Weights(rows, kind, 512), None, None)])(torch.eye(512)).T
-    assert_same(found_OI, torch.from_numpy(dequantize(rows, kind)))
-
-
-# --- other operators ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("gelu", [True, False])
-def test_operators_compute_what_torch_does(native: Operators, gelu: bool) -> None:
-    plain, rows = Operators(), random(9, 3, 12)
-    norms = [one.rms_norm(rows, random(12, seed=1), 1e-5) for one in (native, plain)]
-    torch.testing.assert_close(*norms)
-    torch.testing.assert_close(*(one.gated(4 * random(9, 60), gelu) for one in (native, plain)))
-    turned = [rows.clone(), rows.clone()]
-    for one, heads_QHD in zip((native, plain), turned, strict=True):
-        one.rotate_(heads_QHD, random(9, 6, seed=2), random(9, 6, seed=3))
-    torch.testing.assert_close(*turned)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(9, 3, 64), (4, 4, 80), (8, 1, 6)])
-def test_attention_is_torchs(
-    native: Operators, dtype: torch.dtype, heads: int, kv_heads: int, width: int
-) -> None:
-    requests = [(40, 40, False), (3, 170, True), (1, 64, False), (33, 300, True)]
-    table: list[list[int]] = []
-    masks: list[Tensor] = []
-    first = start = 0
-    for queries, slots, masked in requests:
-        mask = sum(map(len, masks)) if masked else -1
-        table.append([first, queries, start + slots - queries, start, start + slots, mask])
-        if masked:
-            seen_QK = torch.tril(random(queries, slots) > 0, slots - queries)
-            seen_QK[:, slots - queries :].fill_diagonal_(True)
-            masks.append(seen_QK.flatten().to(torch.uint8))
-        first, start = first + queries, start + slots
-    new_QHD = random(first, heads + 2 * kv_heads, width)
-    query, key, value = torch.split(new_QHD, [heads, kv_heads, kv_heads], dim=1)
-    found = []
-    for one in (native, Operators()):
-        cache = random(2, kv_heads, start, width, seed=5).to(dtype)
-        out = one.attend(
-            query, key, value, cache[0], cache[1], torch.tensor(table), torch.cat(masks), 0.3
-        )
-        found.append((out, cache))
-    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-4, atol=1e-4)
-    assert torch.equal(found[0][1], found[1][1])
-
-
 # --- models -------------------------------------------------------------------------------------
+
+
+def fed(branch: Branch, tokens: int, at: int) -> Feed:
+    return Feed((branch,), tuple(range(1, tokens + 1)), tuple(range(at, at + tokens)))
+
+
+def answers(engine: FastEngine) -> FloatArray:
+    """Return the logits of two requests that share steps; one is forked and joined."""
+    main, other = (engine.open(reserved_tokens=300) for _ in range(2))
+    rows = [engine.step([fed(main, 90, 0), fed(other, 40, 0)])]
+    rows.append(engine.step([fed(main, 80, 90), fed(other, 1, 40)]))
+    children = [engine.fork(main), engine.fork(main)]
+    rows.append(engine.step([fed(one, 3 + 20 * n, 170) for n, one in enumerate(children)]))
+    engine.join(main, children)
+    rows.append(engine.step([fed(other, 2, 41), fed(main, 33, 193)]))
+    return np.concatenate(rows)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 0.05)])
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(9, 3, 64), (4, 4, 80), (8, 1, 6)])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+@pytest.mark.usefixtures("native")
+def test_the_cpp_code_computes_what_torch_does(
+    family: str, heads: int, kv_heads: int, width: int, dtype: torch.dtype, error: float
+) -> None:
+    shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": width}
+    model = tiny_model(family, hidden_size=72, intermediate_size=60, **shape)
+    found, expected = (
+        answers(FastEngine(ModelWeights(model), cache_dtype=dtype, plain=plain))
+        for plain in (False, True)
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=error)
 
 
 def prefilled(engine: FastEngine, cuts: list[int]) -> FloatArray:
@@ -216,16 +183,16 @@ def test_other_requests_in_a_step_change_no_bit(name: str) -> None:
         np.testing.assert_array_equal(beside(others), alone)
 
 
-@pytest.mark.parametrize("ops", [None, Operators()], ids=["C++", "torch"])
+@pytest.mark.parametrize("plain", [False, True], ids=["C++", "torch"])
 @torch.no_grad()
-def test_an_adapter_beside_the_weights_is_the_merged_model(ops: Operators | None) -> None:
+def test_an_adapter_beside_the_weights_is_the_merged_model(plain: bool) -> None:
     model, merged, added = TINY_MODELS["qwen2"](), TINY_MODELS["qwen2"](), {}
     for name, layer in merged.named_modules():
         if isinstance(layer, nn.Linear) and name != "lm_head":
             down_RI, up_OR = 0.3 * random(4, layer.in_features), random(layer.out_features, 4)
             added[name] = (down_RI.bfloat16(), up_OR.bfloat16())
             layer.weight += added[name][1].float() @ added[name][0].float()
-    record = Recorder(FastEngine(ModelWeights(model, added), ops=ops))
+    record = Recorder(FastEngine(ModelWeights(model, added), plain=plain))
     fork_join_go_on(record)
     assert_equals_recompute(record, dense(merged))
 
@@ -250,15 +217,15 @@ def test_rotary_positions_are_transformers(kind: str) -> None:
     assert_equals_recompute(record, dense(tiny_llama(rope_parameters=rope)))
 
 
-@pytest.mark.parametrize("ops", [None, Operators()], ids=["C++", "torch"])
+@pytest.mark.parametrize("plain", [False, True], ids=["C++", "torch"])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 def test_a_file_is_the_model_that_it_was_written_from(
-    name: str, ops: Operators | None, tmp_path: Path
+    name: str, plain: bool, tmp_path: Path
 ) -> None:
     write_gguf(speaking(TINY_MODELS[name]()), tmp_path / "x.gguf", float_type="F32")
     file = GgufFile(tmp_path / "x.gguf")
-    weights = GgufWeights(file, read_config(file))
-    engine = FastEngine(weights, cache_dtype=torch.float32, ops=ops)
+    weights = ModelWeights(Unloaded(read_config(file), file.weights), file=file)
+    engine = FastEngine(weights, cache_dtype=torch.float32, plain=plain)
     record = Recorder(engine)
     fork_join_go_on(record)
     assert_equals_recompute(record, dense(TINY_MODELS[name]()))

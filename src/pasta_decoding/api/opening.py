@@ -168,13 +168,13 @@ def _open_fast(files: ModelFiles) -> LocalDecoder:
     import torch
 
     from pasta_decoding.engines.fast import FastEngine
-    from pasta_decoding.engines.weights import GgufWeights, ModelWeights
+    from pasta_decoding.engines.weights import ModelWeights
 
     dtype, base, adapter = _known_dtype(files, "fast"), files.base, files.adapter
     if files.is_gguf:
         file = GgufFile(base)
         loaded = load_gguf(file, adapter)
-        weights: ModelWeights = GgufWeights(file, loaded.model.config, loaded.added)
+        weights = ModelWeights(loaded.model, loaded.added, file)
     else:
         loaded = load_model(base, adapter, dtype=dtype)
         weights = ModelWeights(loaded.model)

@@ -6,12 +6,8 @@
 // multiplied by whole numbers: 256 inputs are rounded to eight bits under a scale that they share,
 // as llama.cpp does. For weights of 16 bits, with AVX-512 BF16, inputs are rounded to bfloat16; for
 // those of 32 bits not.
-//
-// Shapes: Q tokens, I inputs, O outputs, R rank of what is added.
 
-#include <vector>
-
-#include "packed.h"
+#include "decoder.h"
 
 namespace {
 
@@ -20,105 +16,6 @@ constexpr int64_t kMostPanels = 64 / kPanel;  // of a task
 constexpr int64_t kAlone = 100000;  // products that are not worth a second thread
 constexpr int64_t kMostRows = 4;    // of a tile
 constexpr int64_t kShared = 8;      // blocks whose inputs share a scale
-
-// A layer; what is added to it, or null; its bias, or null; and its first place in the outputs.
-struct Layer {
-  const Matrix *main, *down, *up;
-  const float* bias;
-  int64_t first;
-};
-
-// Rows of inputs, zeros behind them up to whole blocks, as those who multiply take them.
-class Inputs {
- public:
-  Inputs(const float* from, int64_t tokens, int64_t width, int64_t stride, int threads)
-      : blocks((width + kBlock - 1) / kBlock),
-        scales_a_row_((blocks + kShared - 1) / kShared),
-        floats_(tokens * blocks * kBlock),
-        bfloats_(floats_.size()),
-        bytes_(floats_.size()),
-        pairs_(2 * tokens * blocks),
-        sums_(tokens * blocks),
-        scales_(tokens * scales_a_row_) {
-    share(tokens, tokens > kMostRows ? threads : 1, [=](int64_t token) {
-      float* own = &floats_[token * blocks * kBlock];
-      std::copy_n(from + token * stride, width, own);
-#if defined(__AVX512BF16__)
-      convert(own, &bfloats_[token * blocks * kBlock], blocks * kBlock);
-#endif
-      for (int64_t block = 0; block < blocks; block += kShared) round(token, block);
-    });
-  }
-
-  const Floats::Input* of(int64_t token, Floats) const { return &floats_[token * blocks * kBlock]; }
-  const Bfloats::Input* of(int64_t token, Bfloats) const {
-    const int64_t at = token * blocks * kBlock;
-#if defined(__AVX512BF16__)
-    return reinterpret_cast<const Bfloats::Input*>(&bfloats_[at]);
-#else
-    return reinterpret_cast<const Bfloats::Input*>(&floats_[at]);
-#endif
-  }
-  // A row of bytes, four inputs in a word.
-  const int32_t* quads(int64_t token) const {
-    return reinterpret_cast<const int32_t*>(&bytes_[token * blocks * kBlock]);
-  }
-  // Their sums over 16 inputs: two of 16 bits, of the first pair of each quad and of the second.
-  const int32_t* pairs(int64_t token) const { return &pairs_[token * blocks * 2]; }
-  // The sum over a block, and what the bytes are multiplied by.
-  const float* sums(int64_t token) const { return &sums_[token * blocks]; }
-  float scale_of(int64_t token, int64_t block) const {
-    return scales_[token * scales_a_row_ + block / kShared];
-  }
-
-  const int64_t blocks;
-
- private:
-  void round(int64_t token, int64_t first) {
-    const int64_t end = std::min(first + kShared, blocks);
-    const float* own = &floats_[token * blocks * kBlock];
-    Vec size{};
-    for (int64_t at = first * kBlock; at < end * kBlock; at += kWidth) {
-      const Vec x = load(own + at), positive = x < 0.f ? -x : x;
-      size = positive > size ? positive : size;
-    }
-    float most = 0;
-    for (int lane = 0; lane < kWidth; ++lane) most = std::max(most, size[lane]);
-    const float scale = most / 127, inverse = most > 1e-30f ? 127 / most : 0;
-    scales_[token * scales_a_row_ + first / kShared] = scale;
-    const Vec magic = splat(12582912.f);  // 1.5 * 2^23: what is added to it loses its fraction
-    for (int64_t block = first; block < end; ++block) {
-      int8_t* bytes = &bytes_[(token * blocks + block) * kBlock];
-      Vec sum{};
-      for (int64_t at = 0; at < kBlock; at += kWidth) {
-        const Vec whole = load(own + block * kBlock + at) * inverse + magic - magic;
-        put(whole, bytes + at);
-        sum += whole;
-      }
-      sums_[token * blocks + block] = total(sum) * scale;
-      for (int half = 0; half < 2; ++half)
-        pairs_[(token * blocks + block) * 2 + half] = pair_of(bytes + half * kBlock / 2);
-    }
-  }
-
-  static void put(Vec whole, int8_t* to) {
-    const Ints ints = __builtin_convertvector(whole, Ints);
-    for (int lane = 0; lane < kWidth; ++lane) to[lane] = static_cast<int8_t>(ints[lane]);
-  }
-
-  static int32_t pair_of(const int8_t* bytes) {
-    int32_t sums[2] = {};
-    for (int at = 0; at < 16; ++at) sums[at / 2 % 2] += bytes[at];
-    return static_cast<int32_t>(static_cast<uint32_t>(sums[1]) << 16 | (sums[0] & 0xffff));
-  }
-
-  const int64_t scales_a_row_;
-  std::vector<float> floats_;
-  std::vector<uint16_t> bfloats_;
-  std::vector<int8_t> bytes_;
-  std::vector<int32_t> pairs_;
-  std::vector<float> sums_, scales_;
-};
 
 // The sum over a group of inputs of levels times bytes, for each output. It starts at -offset times
 // the sum of the bytes, given in pairs.
@@ -180,17 +77,15 @@ inline void fetch(const uint8_t* weights, int64_t bytes) {
 
 // Adds a panel of whole numbers times some rows of inputs to sums.
 template <int rows, typename Kind>
-void add_whole(Kind, const uint8_t* record, const Inputs& in, int64_t token, Vec* sums) {
+void add_whole(Kind, const uint8_t* record, const Inputs* in, Vec* sums) {
   const int32_t *quads[rows], *pairs[rows];
-  const float* inputs[rows];
   for (int row = 0; row < rows; ++row) {
-    inputs[row] = in.sums(token + row);
-    quads[row] = in.quads(token + row);
-    pairs[row] = in.pairs(token + row);
+    quads[row] = reinterpret_cast<const int32_t*>(in[row].bytes.data());
+    pairs[row] = in[row].pairs.data();
   }
   constexpr int first_offset = Kind::bits == 8 ? 0 : Kind::offset;
   constexpr int offset = Kind::bits == 8 ? Kind::offset / 16 : Kind::offset;
-  for (int64_t first = 0; first < in.blocks; first += Kind::blocks, record += Kind::bytes) {
+  for (int64_t first = 0; first < in->blocks(); first += Kind::blocks, record += Kind::bytes) {
     Ints all[rows] = {};
     Vec least[rows] = {};
     for (int64_t block = first; block < first + Kind::blocks; ++block) {
@@ -217,12 +112,12 @@ void add_whole(Kind, const uint8_t* record, const Inputs& in, int64_t token, Vec
       if constexpr (Kind::minimums) {
         const Ints factors = factors_of<Kind>(record, block - first, 1);
         const Vec minimum = __builtin_convertvector(factors, Vec);
-        for (int row = 0; row < rows; ++row) least[row] += minimum * inputs[row][block];
+        for (int row = 0; row < rows; ++row) least[row] += minimum * in[row].sums[block];
       }
     }
     const Vec scale = from_float16s(record + Kind::scales_at);
     for (int row = 0; row < rows; ++row)
-      sums[row] += __builtin_convertvector(all[row], Vec) * (scale * in.scale_of(token + row, first));
+      sums[row] += __builtin_convertvector(all[row], Vec) * (scale * in[row].scales[first / kShared]);
     if constexpr (Kind::minimums) {
       const Vec minimum = from_float16s(record + Kind::scales_at + 2 * kPanel);
       for (int row = 0; row < rows; ++row) sums[row] += least[row] * minimum;
@@ -232,11 +127,11 @@ void add_whole(Kind, const uint8_t* record, const Inputs& in, int64_t token, Vec
 
 // The same of weights that are floats. A sum waits for its last product, so that there are two.
 template <int rows, typename Kind>
-void add_floats(Kind kind, const uint8_t* record, const Inputs& in, int64_t token, Vec* sums) {
+void add_floats(Kind, const uint8_t* record, const Inputs* in, Vec* sums) {
   const typename Kind::Input* inputs[rows];
-  for (int row = 0; row < rows; ++row) inputs[row] = in.of(token + row, kind);
+  for (int row = 0; row < rows; ++row) inputs[row] = Kind::of(in[row].floats, in[row].bfloats);
   Vec all[rows][2] = {};
-  for (int64_t block = 0; block < in.blocks; ++block, record += Kind::bytes) {
+  for (int64_t block = 0; block < in->blocks(); ++block, record += Kind::bytes) {
     fetch(record, Kind::bytes);
 #pragma GCC unroll 4
     for (int64_t step = 0; step < Kind::steps; ++step)
@@ -246,82 +141,136 @@ void add_floats(Kind kind, const uint8_t* record, const Inputs& in, int64_t toke
   for (int row = 0; row < rows; ++row) sums[row] += all[row][0] + all[row][1];
 }
 
-template <int rows>
-void add_rows(const Matrix& matrix, int64_t panel, const Inputs& in, int64_t token, Vec* sums) {
+template <int most>
+void add(const Matrix& matrix, int64_t panel, const Inputs* in, int64_t rows, Vec* sums) {
+  if constexpr (most > 1)
+    if (rows < most) return add<most - 1>(matrix, panel, in, rows, sums);
   with_kind(matrix.kind, [&](auto kind) {
     if constexpr (decltype(kind)::whole)
-      add_whole<rows>(kind, matrix.panel(panel), in, token, sums);
+      add_whole<most>(kind, matrix.panel(panel), in, sums);
     else
-      add_floats<rows>(kind, matrix.panel(panel), in, token, sums);
+      add_floats<most>(kind, matrix.panel(panel), in, sums);
   });
 }
 
-template <int most = kMostRows>
-void add(
-    const Matrix& matrix, int64_t panel, const Inputs& in, int64_t token, int64_t rows, Vec* sums) {
-  if constexpr (most > 1)
-    if (rows < most) return add<most - 1>(matrix, panel, in, token, rows, sums);
-  add_rows<most>(matrix, panel, in, token, sums);
-}
-
-// Panels of a layer. low: what `down` makes of the inputs, if there is such a thing.
+// Panels of a layer. low: the inputs of what is added.
 void run(
-    const Layer& layer, int64_t begin, int64_t end, const Inputs& in, const Inputs* low,
+    const Linear::Part& part, int64_t begin, int64_t end, const Inputs* in, const Inputs* low,
     int64_t tokens, float* out, int64_t stride) {
   for (int64_t token = 0; token < tokens; token += kMostRows) {
     const int64_t rows = std::min(kMostRows, tokens - token);
     for (int64_t panel = begin; panel < end; ++panel) {
-      const int64_t first = panel * kPanel, width = std::min(kPanel, layer.main->outputs - first);
+      const int64_t first = panel * kPanel, width = std::min(kPanel, part.main.outputs - first);
       Vec sums[kMostRows] = {};
-      for (int64_t row = 0; layer.bias && row < rows; ++row)
-        std::memcpy(&sums[row], layer.bias + first, 4 * width);
-      add(*layer.main, panel, in, token, rows, sums);
-      if (low) add(*layer.up, panel, *low, token, rows, sums);
+      for (int64_t row = 0; !part.bias.empty() && row < rows; ++row)
+        std::memcpy(&sums[row], &part.bias[first], 4 * width);
+      add<kMostRows>(part.main, panel, in + token, rows, sums);
+      if (part.up.outputs) add<kMostRows>(part.up, panel, low + token, rows, sums);
       for (int64_t row = 0; row < rows; ++row)
-        std::memcpy(out + (token + row) * stride + layer.first + first, &sums[row], 4 * width);
+        std::memcpy(out + (token + row) * stride + part.first + first, &sums[row], 4 * width);
     }
   }
 }
 
-// out[Q, stride] = layers of the same inputs, each at its place.
 void run_all(
-    const std::vector<Layer>& layers, const Inputs& in, const std::vector<Inputs>& low,
-    int64_t tokens, float* out, int64_t stride, int threads) {
-  std::vector<std::pair<size_t, int64_t>> places;  // layers, and the first panels of tasks
-  const int64_t group = std::clamp<int64_t>(stride / kPanel / (kTasks * threads), 1, kMostPanels);
-  for (size_t layer = 0; layer < layers.size(); ++layer)
-    for (int64_t panel = 0; panel < layers[layer].main->panels(); panel += group)
-      places.emplace_back(layer, panel);
-  const bool alone = tokens * stride * in.blocks * kBlock < kAlone;
+    const Linear& linear, const Inputs* in, const Inputs* low, int64_t tokens, float* out,
+    int threads) {
+  const int64_t group =
+      std::clamp<int64_t>(linear.outputs / kPanel / (kTasks * threads), 1, kMostPanels);
+  std::vector<std::pair<const Linear::Part*, int64_t>> places;  // the first panels of tasks
+  for (const Linear::Part& part : linear.parts)
+    for (int64_t panel = 0; panel < part.main.panels(); panel += group)
+      places.emplace_back(&part, panel);
+  const bool alone = tokens * linear.outputs * linear.inputs < kAlone;
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1 && !alone)
-  for (const auto& [layer, panel] : places)
-    run(layers[layer], panel, std::min(panel + group, layers[layer].main->panels()), in,
-        layers[layer].up ? &low[layer] : nullptr, tokens, out, stride);
+  for (const auto& [part, panel] : places)
+    run(*part, panel, std::min(panel + group, part->main.panels()), in, low, tokens, out,
+        linear.outputs);
+}
+
+// Rows of inputs as `Inputs`.
+const Inputs* taken(
+    std::vector<Inputs>& rows, const float* from, int64_t stride, int64_t width, int64_t tokens,
+    int threads) {
+  rows.resize(std::max<size_t>(rows.size(), tokens));
+  share(tokens, threads, [&](int64_t token) { rows[token].take(from + token * stride, width); });
+  return rows.data();
 }
 
 }  // namespace
 
-// out[Q, O] of all `count` layers of float32 inputs [Q, I]: weights @ inputs + up @ (down @ inputs).
-extern "C" void pasta_linear(
-    const Layer* layers, int64_t count, const float* input, float* out, int64_t tokens,
-    int64_t width, int64_t outputs, int threads) {
-  const std::vector<Layer> all(layers, layers + count);
-  const Inputs in(input, tokens, width, width, threads);
-  std::vector<Layer> downs;
-  int64_t ranks = 0;
-  for (const Layer& layer : all)
-    if (layer.down) {
-      downs.push_back({layer.down, nullptr, nullptr, nullptr, ranks});
-      ranks += layer.down->outputs;
+void Inputs::take(const float* from, int64_t width) {
+  const int64_t blocks = (width + kBlock - 1) / kBlock;
+  floats.assign(blocks * kBlock, 0.f);
+  std::copy_n(from, width, floats.data());
+#if defined(__AVX512BF16__)
+  bfloats.resize(blocks * kBlock);
+  convert(floats.data(), bfloats.data(), blocks * kBlock);
+#endif
+  bytes.resize(blocks * kBlock);
+  pairs.resize(blocks * 2);
+  sums.resize(blocks);
+  scales.resize((blocks + kShared - 1) / kShared);
+  const float magic = 12582912.f;  // 1.5 * 2^23: what is added to it loses its fraction
+  for (int64_t first = 0; first < blocks; first += kShared) {
+    const int64_t end = std::min(first + kShared, blocks);
+    float most = 0;
+#pragma omp simd reduction(max : most)
+    for (int64_t at = first * kBlock; at < end * kBlock; ++at)
+      most = std::max(most, std::abs(floats[at]));
+    const float scale = most / 127, inverse = most > 1e-30f ? 127 / most : 0;
+    scales[first / kShared] = scale;
+    for (int64_t block = first; block < end; ++block) {
+      const float* own = &floats[block * kBlock];
+      int8_t* whole = &bytes[block * kBlock];
+      float sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t at = 0; at < kBlock; ++at) {
+        const float nearest = own[at] * inverse + magic - magic;
+        whole[at] = static_cast<int8_t>(static_cast<int32_t>(nearest));
+        sum += nearest;
+      }
+      sums[block] = sum * scale;
+      for (int64_t half = 0; half < 2; ++half) {
+        int32_t both[2] = {};
+        for (int64_t at = 0; at < 16; ++at) both[at / 2 % 2] += whole[half * 16 + at];
+        pairs[block * 2 + half] = both[1] * 65536 | (both[0] & 0xffff);
+      }
     }
-  std::vector<float> found(tokens * ranks);
-  run_all(downs, in, {}, tokens, found.data(), ranks, threads);
-  std::vector<Inputs> low;
-  const float* own = found.data();
-  for (const Layer& layer : all) {
-    const int64_t rank = layer.down ? layer.down->outputs : 0;
-    if (ranks) low.emplace_back(own, tokens, rank, ranks, threads);
-    own += rank;
   }
-  run_all(all, in, low, tokens, out, outputs, threads);
+}
+
+void multiply(
+    const Linear& linear, const float* input, int64_t stride, int64_t tokens, float* out,
+    Scratch& scratch, int threads) {
+  const Inputs* in = taken(scratch.inputs, input, stride, linear.inputs, tokens, threads);
+  const Inputs* low = nullptr;
+  if (const Linear* down = linear.down) {
+    scratch.low.resize(tokens * down->outputs);
+    run_all(*down, in, nullptr, tokens, scratch.low.data(), threads);
+    low = taken(
+        scratch.low_inputs, scratch.low.data(), down->outputs, down->outputs, tokens, threads);
+  }
+  run_all(linear, in, low, tokens, out, threads);
+}
+
+// Return layers without parts yet; `down` must live as long.
+extern "C" Linear* pasta_linear(const Linear* down) { return new Linear{down}; }
+extern "C" void pasta_free(Linear* linear) { delete linear; }
+
+// Put a part behind the others. up, bias: or null.
+extern "C" void pasta_add(
+    Linear* linear, const Rows* main, const Rows* up, const float* bias, int threads) {
+  const int64_t outputs = main->outputs;
+  linear->parts.push_back(
+      {pack(*main, threads), up ? pack(*up, threads) : Matrix{},
+       std::vector<float>(bias, bias + (bias ? outputs : 0)), linear->outputs});
+  linear->inputs = main->inputs;
+  linear->outputs += outputs;
+}
+
+extern "C" void pasta_multiply(
+    const Linear* linear, const float* input, float* out, int64_t tokens, int threads) {
+  Scratch scratch;
+  multiply(*linear, input, linear->inputs, tokens, out, scratch, threads);
 }

@@ -11,6 +11,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <vector>
 
 #include "vec.h"
 
@@ -21,9 +22,15 @@
 constexpr int64_t kPanel = kWidth;
 constexpr int64_t kBlock = 32;
 
-// A matrix [O, I] of weights.
+// A matrix [O, I] as a GGUF file has it; `kind` is the file's number for its format.
+struct Rows {
+  const uint8_t* rows;
+  int64_t kind, row_bytes, outputs, inputs;
+};
+
+// The same, packed.
 struct Matrix {
-  int64_t kind, outputs, record_bytes, records;  // records of a panel
+  int64_t kind = 0, outputs = 0, record_bytes = 0, records = 0;  // records of a panel
   std::unique_ptr<uint8_t, decltype(&std::free)> memory{nullptr, std::free};
 
   int64_t panels() const { return (outputs + kPanel - 1) / kPanel; }
@@ -31,6 +38,8 @@ struct Matrix {
     return memory.get() + number * records * record_bytes;
   }
 };
+
+Matrix pack(const Rows& from, int threads);
 
 // Numbers of 8 and 16 bits, made wider by hand: compilers go one by one.
 inline Ints from_bytes(const uint8_t* from) {
@@ -55,15 +64,20 @@ inline Vec from_float16s(const uint8_t* from) {
 #endif
 }
 
-// Whole numbers of 4, 6 or 8 bits. A word has one output's levels of a quad: four inputs beside each
+// Whole numbers of 4, 6 or 8 bits: Q5_0's five are the low ones of six. A word has one output's levels of a quad: four inputs beside each
 // other. Its bits 0 to 3 are those of quad q, bits 4 to 7 those of quad q + 4. Bits 4 and 5 of six
 // are in a word for four quads. Levels of 8 bits are two digits of four.
-template <int bits_, int64_t blocks_, bool factors_, bool minimums_, int offset_>
+//
+// In a file a record takes `file_bytes`, with its levels and its scale where the last two say.
+template <
+    int bits_, int64_t blocks_, bool factors_, bool minimums_, int offset_, int64_t file_bytes_,
+    int64_t file_levels_, int64_t file_scale_>
 struct Whole {
-  static constexpr bool whole = true;
+  static constexpr bool whole = true, factors = factors_, minimums = minimums_;
   static constexpr int bits = bits_, offset = offset_;
   static constexpr int64_t blocks = blocks_;
-  static constexpr bool factors = factors_, minimums = minimums_;
+  static constexpr int64_t file_bytes = file_bytes_, file_levels = file_levels_,
+                           file_scale = file_scale_;
   static constexpr int groups = bits == 4 ? 1 : 2;  // of a block: halves of six bits, digits of 8
   static constexpr int64_t numbers = minimums ? 2 : 1;
   static constexpr int64_t block_bytes = kPanel * kBlock * bits / 8;
@@ -87,7 +101,12 @@ struct Whole {
 struct Floats {
   static constexpr bool whole = false;
   using Input = float;
+  using Number = float;
   static constexpr int64_t blocks = 1, steps = kBlock, bytes = 4 * kPanel * kBlock;
+
+  static const Input* of(const std::vector<float>& floats, const std::vector<uint16_t>&) {
+    return floats.data();
+  }
 
   static void add(Vec& sum, const uint8_t* record, int64_t step, Input input) {
     sum += load(record + 4 * step * kPanel) * input;
@@ -98,9 +117,13 @@ struct Floats {
 // such numbers, else as they are.
 struct Bfloats {
   static constexpr bool whole = false;
+  using Number = uint16_t;
   static constexpr int64_t blocks = 1, steps = kBlock / 2, bytes = 2 * kPanel * kBlock;
 #if defined(__AVX512BF16__)
   using Input = uint32_t;
+  static const Input* of(const std::vector<float>&, const std::vector<uint16_t>& bfloats) {
+    return reinterpret_cast<const Input*>(bfloats.data());
+  }
   static void add(Vec& sum, const uint8_t* record, int64_t step, Input input) {
     sum = _mm512_dpbf16_ps(
         sum, (__m512bh)load<Ints>(record + 4 * step * kPanel), (__m512bh)_mm512_set1_epi32(input));
@@ -109,6 +132,9 @@ struct Bfloats {
   struct Input {
     float first, second;
   };
+  static const Input* of(const std::vector<float>& floats, const std::vector<uint16_t>&) {
+    return reinterpret_cast<const Input*>(floats.data());
+  }
   static void add(Vec& sum, const uint8_t* record, int64_t step, Input input) {
     const Ints weights = load<Ints>(record + 4 * step * kPanel);
     sum += (Vec)(weights << 16) * input.first;
@@ -123,11 +149,11 @@ void with_kind(int64_t number, const Work& work) {
   switch (number) {
     case 0: return work(Floats{});
     case 30: return work(Bfloats{});
-    case 2: return work(Whole<4, 1, false, false, 8>{});    // Q4_0
-    case 3: return work(Whole<4, 1, false, true, 0>{});     // Q4_1
-    case 6: return work(Whole<6, 1, false, false, 16>{});   // Q5_0
-    case 8: return work(Whole<8, 1, false, false, 128>{});  // Q8_0
-    case 12: return work(Whole<4, 8, true, true, 0>{});     // Q4_K
-    case 14: return work(Whole<6, 8, true, false, 32>{});   // Q6_K
+    case 2: return work(Whole<4, 1, false, false, 8, 18, 2, 0>{});    // Q4_0
+    case 3: return work(Whole<4, 1, false, true, 0, 20, 4, 0>{});     // Q4_1
+    case 6: return work(Whole<6, 1, false, false, 16, 22, 6, 0>{});   // Q5_0
+    case 8: return work(Whole<8, 1, false, false, 128, 34, 2, 0>{});  // Q8_0
+    case 12: return work(Whole<4, 8, true, true, 0, 144, 16, 0>{});   // Q4_K
+    case 14: return work(Whole<6, 8, true, false, 32, 210, 0, 208>{});  // Q6_K
   }
 }

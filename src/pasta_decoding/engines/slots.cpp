@@ -2,270 +2,171 @@
 //
 // A query adds the slots of its request in blocks, from the request's first slot on. What it does not
 // see adds exactly nothing, so its result does not depend, to the bit, on the other queries.
-//
-// Shapes: Q tokens of the pass, H heads, G kv heads, R = H / G heads that share one, D head width,
-// S slots of the cache, N segments (queries of one request).
 
 #include <limits>
-#include <vector>
 
-#include "vec.h"
+#include "decoder.h"
 
 namespace {
 
-constexpr int64_t kRows = 32;     // most rows of one task: queries times the heads sharing a kv head
+constexpr int64_t kRows = 32;     // of one task, at most: queries times the heads sharing a kv head
 constexpr int64_t kFewRows = 8;   // those of a task where a request has few queries
-constexpr int64_t kBlock = 64;    // slots whose keys are converted and scored together
+constexpr int64_t kSlots = 64;    // whose keys are converted and scored together
 constexpr int64_t kFewQueries = 16;
-constexpr int64_t kAtOnce = 4 * kWidth;  // numbers of a head that are summed together
 constexpr int64_t kAlone = 4000;  // rows times slots that are not worth a second thread
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
-// A row of the table, as engines/fast.py writes it.
-struct Segment {
-  int64_t first;    // its first query in the pass
-  int64_t queries;  // how many
-  int64_t written;  // the slot of the first of them; the others' follow
-  int64_t seen;     // the slots that they look at, their own included: from here
-  int64_t end;      // to here
-  int64_t mask;     // where its mask [queries, slots] begins, -1: they see all up to their own slot
-};
-
-// One layer of a pass.
-struct Pass {
-  const float *query, *key, *value;  // [Q, H, D] and [Q, G, D], tokens `strides` apart
-  void *keys, *values;               // [G, S, D]
-  const Segment* segments;
-  const uint8_t* masks;
-  float* out;  // [Q, H, D]
-  int64_t count, heads, kv_heads, slots, width;
-  int64_t query_stride, key_stride, value_stride;
-  float scaling;
-  int threads;
-  bool bfloat16;  // the keys and values of the cache, else float32
-
-  int64_t shared() const { return heads / kv_heads; }
-};
-
-// Some rows of one kv head of a segment.
+// Some queries of a segment, and the heads that share one kv head.
 struct Task {
-  int64_t segment, head, first_row, rows;
+  const Segment* segment;
+  int64_t kv_head, first, queries;
 };
 
-std::vector<Task> tasks_of(const Pass& pass) {
-  std::vector<Task> tasks;
-  for (int64_t segment = 0; segment < pass.count; ++segment) {
-    const int64_t queries = pass.segments[segment].queries, rows = queries * pass.shared();
-    const int64_t most = queries > kFewQueries ? kRows : kFewRows;
-    for (int64_t head = 0; head < pass.kv_heads; ++head)
-      for (int64_t row = 0; row < rows; row += most)
-        tasks.push_back({segment, head, row, std::min(most, rows - row)});
-  }
-  return tasks;
-}
-
-template <int half, int... lane>
-Vec interleaved(Vec x, Vec y, std::integer_sequence<int, lane...>) {
-  constexpr int first = half * kWidth / 2;
-  return __builtin_shufflevector(x, y, (first + lane / 2 + lane % 2 * kWidth)...);
-}
-
-// Write a square of kWidth rows across: interleaving rows that lie half of them apart does so.
-void turn(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
-  constexpr std::make_integer_sequence<int, kWidth> lanes;
-  Vec rows[kWidth], next[kWidth];
-  for (int row = 0; row < kWidth; ++row) rows[row] = load(from + row * from_stride);
-  for (int size = 1; size < kWidth; size *= 2) {
-    for (int row = 0; row < kWidth / 2; ++row) {
-      next[2 * row] = interleaved<0>(rows[row], rows[row + kWidth / 2], lanes);
-      next[2 * row + 1] = interleaved<1>(rows[row], rows[row + kWidth / 2], lanes);
-    }
-    std::copy_n(next, kWidth, rows);
-  }
-  for (int row = 0; row < kWidth; ++row) store(to + row * to_stride, rows[row]);
-}
-
+// What a thread attends with. A row is a query of a head.
 template <typename T>
-class Rows {
+class Attention {
  public:
-  explicit Rows(const Pass& pass)
-      : pass_(pass),
-        width_(pass.width),
-        padded_((width_ + kAtOnce - 1) / kAtOnce * kAtOnce),
-        query_(kRows * padded_),
-        sum_(kRows * padded_),
-        keys_(kBlock * padded_),
-        across_(padded_ * kBlock),
-        values_(kBlock * padded_) {}
+  Attention(const Model& model, const Layer& layer, const float* qkv, const Metadata& metadata)
+      : model_(model),
+        layer_(layer),
+        metadata_(metadata),
+        qkv_(qkv),
+        width_(model.head_width),
+        shared_(model.heads / model.kv_heads),
+        keys_(kSlots * width_),
+        values_(kSlots * width_) {}
 
-  void attend(const Task& task) {
-    const Segment& one = pass_.segments[task.segment];
-    task_ = task;
-    queries_ = one.queries;
-    slots_ = one.end - one.seen;
-    mask_ = one.mask < 0 ? nullptr : pass_.masks + one.mask;
-    const int64_t start = (task.head * pass_.slots + one.seen) * width_;
-    const T *keys = static_cast<const T*>(pass_.keys) + start,
-            *values = static_cast<const T*>(pass_.values) + start;
-    for (int64_t row = 0; row < task.rows; ++row) {
-      const float* from =
-          pass_.query + (one.first + query_of(row)) * pass_.query_stride + head_of(row) * width_;
-      for (int64_t at = 0; at < width_; ++at) query_[row * padded_ + at] = from[at] * pass_.scaling;
+  void run(const Task& task, float* out) {
+    const Segment& one = *task.segment;
+    const int64_t slots = one.end - one.seen, rows = task.queries * shared_;
+    const uint8_t* masks = one.mask < 0 ? nullptr : metadata_.masks + one.mask;
+    const auto place = [&](int64_t row, int64_t heads) {  // where tokens have so many heads
+      const int64_t token = one.first + task.first + row / shared_;
+      return (token * heads + task.kv_head * shared_ + row % shared_) * width_;
+    };
+    query_.resize(rows * width_);
+    sum_.assign(rows * width_, 0.f);
+    most_.assign(rows, kHidden);
+    weight_.assign(rows, 0.f);
+    for (int64_t row = 0; row < rows; ++row) {
+      const float* from = qkv_ + place(row, model_.heads + 2 * model_.kv_heads);
+      for (int64_t at = 0; at < width_; ++at) query_[row * width_ + at] = from[at] * model_.scaling;
     }
-    std::fill(sum_.begin(), sum_.end(), 0.f);
-    std::fill_n(most_, kRows, kHidden);
-    std::fill_n(weight_, kRows, 0.f);
-    for (int64_t slot = 0; slot < slots_; slot += kBlock) {
-      const int64_t count = std::min(kBlock, slots_ - slot);
-      if (!sees_any(slot, count)) continue;
-      for (int64_t at = 0; at < count; ++at) {
-        convert(keys + (slot + at) * width_, &keys_[at * padded_], width_);
-        convert(values + (slot + at) * width_, &values_[at * padded_], width_);
+    for (int64_t slot = 0; slot < slots; slot += kSlots) {
+      // How many of a block's slots, from its first one on, a query may see; 0 if it sees none.
+      const auto reach = [&](int64_t query) {
+        const int64_t count = std::min(kSlots, slots - slot);
+        if (masks)
+          return std::memchr(masks + query * slots + slot, 1, count) == nullptr ? 0 : count;
+        return std::clamp<int64_t>(slots - one.queries + query + 1 - slot, 0, count);
+      };
+      int64_t most = 0;
+      for (int64_t query = 0; query < task.queries; ++query)
+        most = std::max(most, reach(task.first + query));
+      const int64_t start = ((task.kv_head * model_.slots) + one.seen + slot) * width_;
+      convert(static_cast<const T*>(layer_.keys) + start, keys_.data(), most * width_);
+      convert(static_cast<const T*>(layer_.values) + start, values_.data(), most * width_);
+      for (int64_t row = 0; row < rows; ++row) {
+        const int64_t query = task.first + row / shared_;
+        if (const int64_t count = reach(query))
+          add(row, count, masks ? masks + query * slots + slot : nullptr);
       }
-      turn_keys();
-      for (int64_t row = 0; row < task.rows; ++row) add(row, slot, count);
     }
-    for (int64_t row = 0; row < task.rows; ++row) {
-      float* out = pass_.out +
-                   ((one.first + query_of(row)) * pass_.heads + head_of(row)) * width_;
-      for (int64_t at = 0; at < width_; ++at) out[at] = sum_[row * padded_ + at] / weight_[row];
+    for (int64_t row = 0; row < rows; ++row) {
+      float* to = out + place(row, model_.heads);
+      for (int64_t at = 0; at < width_; ++at) to[at] = sum_[row * width_ + at] / weight_[row];
     }
   }
 
  private:
-  int64_t query_of(int64_t row) const { return (task_.first_row + row) / pass_.shared(); }
-
-  int64_t head_of(int64_t row) const {
-    return task_.head * pass_.shared() + (task_.first_row + row) % pass_.shared();
-  }
-
-  // How many slots, from the first one on, a row sees where there is no mask.
-  int64_t reach(int64_t row) const { return slots_ - queries_ + query_of(row) + 1; }
-
-  bool sees_any(int64_t slot, int64_t count) const {
-    if (mask_ == nullptr) return slot < reach(task_.rows - 1);
-    for (int64_t query = query_of(0); query <= query_of(task_.rows - 1); ++query)
-      if (std::memchr(mask_ + query * slots_ + slot, 1, count) != nullptr) return true;
-    return false;
-  }
-
-  void turn_keys() {
-    for (int64_t place = 0; place < padded_; place += kWidth)
-      for (int64_t slot = 0; slot < kBlock; slot += kWidth)
-        turn(&keys_[slot * padded_ + place], padded_, &across_[place * kBlock + slot], kBlock);
-  }
-
-  // Add a block of slots to a row's running softmax.
-  void add(int64_t row, int64_t slot, int64_t count) {
-    float scores[kBlock];
-    score(&query_[row * padded_], scores);
-    hide(row, slot, count, scores);
-    const float most = std::max(most_[row], largest(scores));
-    if (most == kHidden) return;
-    Vec sum{};
-    for (int64_t at = 0; at < kBlock; at += kWidth) {
-      const Vec weight = exp(load(scores + at) - most);
-      store(scores + at, weight);
-      sum += weight;
+  // Add a block of slots to a row's running softmax (arXiv 2205.14135, algorithm 1).
+  void add(int64_t row, int64_t count, const uint8_t* mask) {
+    float scores[kSlots];
+    for (int64_t slot = 0; slot < kSlots; slot += 4) score(&query_[row * width_], slot, scores);
+    for (int64_t slot = 0; slot < kSlots; ++slot)
+      if (slot >= count || (mask && !mask[slot])) scores[slot] = kHidden;
+    float most = most_[row], sum = 0;
+#pragma omp simd reduction(max : most)
+    for (int64_t slot = 0; slot < kSlots; ++slot) most = std::max(most, scores[slot]);
+#pragma omp simd reduction(+ : sum)
+    for (int64_t slot = 0; slot < kSlots; ++slot) {
+      scores[slot] = exp_of(scores[slot] - most);
+      sum += scores[slot];
     }
     const float old = std::exp(most_[row] - most);
-    weight_[row] = weight_[row] * old + total(sum);
+    weight_[row] = weight_[row] * old + sum;
     most_[row] = most;
-    gather(scores, count, old, &sum_[row * padded_]);
+    float* own = &sum_[row * width_];
+    for (int64_t at = 0; at < width_; ++at) own[at] *= old;
+    for (int64_t slot = 0; slot < count; slot += 4) gather(scores + slot, slot, own);
   }
 
-  void score(const float* query, float* scores) const {
-    constexpr int64_t parts = kBlock / kWidth;
-    Vec sums[parts] = {};
-    for (int64_t place = 0; place < width_; ++place)
-      for (int64_t part = 0; part < parts; ++part)
-        sums[part] += query[place] * load(&across_[place * kBlock + part * kWidth]);
-    for (int64_t part = 0; part < parts; ++part) store(scores + part * kWidth, sums[part]);
-  }
-
-  void hide(int64_t row, int64_t slot, int64_t count, float* scores) const {
-    int64_t seen = count;
-    if (mask_ == nullptr) {
-      seen = std::clamp<int64_t>(reach(row) - slot, 0, count);
-    } else {
-      const uint8_t* mask = mask_ + query_of(row) * slots_ + slot;
-      for (int64_t at = 0; at < count; ++at) scores[at] = mask[at] ? scores[at] : kHidden;
+  // Four scores at a time, and four values, so that sums need not wait for each other.
+  void score(const float* query, int64_t slot, float* scores) const {
+    const float *first = &keys_[slot * width_], *second = first + width_, *third = second + width_,
+                *fourth = third + width_;
+    float sums[4] = {};
+#pragma omp simd reduction(+ : sums)
+    for (int64_t at = 0; at < width_; ++at) {
+      sums[0] += query[at] * first[at];
+      sums[1] += query[at] * second[at];
+      sums[2] += query[at] * third[at];
+      sums[3] += query[at] * fourth[at];
     }
-    std::fill(scores + seen, scores + kBlock, kHidden);
+    std::copy_n(sums, 4, scores + slot);
   }
 
-  static float largest(const float* scores) {
-    Vec most = load(scores);
-    for (int64_t at = kWidth; at < kBlock; at += kWidth) {
-      const Vec next = load(scores + at);
-      most = next > most ? next : most;
-    }
-    float lanes[kWidth];
-    store(lanes, most);
-    return *std::max_element(lanes, lanes + kWidth);
+  void gather(const float* weights, int64_t slot, float* sum) const {
+    const float *first = &values_[slot * width_], *second = first + width_,
+                *third = second + width_, *fourth = third + width_;
+    for (int64_t at = 0; at < width_; ++at)
+      sum[at] += weights[0] * first[at] + weights[1] * second[at] + weights[2] * third[at] +
+                 weights[3] * fourth[at];
   }
 
-  // sum = sum * old + weights of the slots times their values.
-  void gather(const float* weights, int64_t count, float old, float* sum) const {
-    constexpr int64_t parts = kAtOnce / kWidth;
-    for (int64_t place = 0; place < padded_; place += kAtOnce) {
-      Vec sums[parts];
-      for (int64_t part = 0; part < parts; ++part)
-        sums[part] = load(sum + place + part * kWidth) * old;
-      for (int64_t at = 0; at < count; ++at)
-        for (int64_t part = 0; part < parts; ++part)
-          sums[part] += weights[at] * load(&values_[at * padded_ + place + part * kWidth]);
-      for (int64_t part = 0; part < parts; ++part) store(sum + place + part * kWidth, sums[part]);
-    }
-  }
-
-  const Pass& pass_;
-  const int64_t width_, padded_;  // numbers of a head, and with the zeros behind them
-  Task task_{};
-  int64_t queries_ = 0, slots_ = 0;
-  const uint8_t* mask_ = nullptr;
-  std::vector<float> query_, sum_, keys_, across_, values_;
-  float most_[kRows], weight_[kRows];
+  const Model& model_;
+  const Layer& layer_;
+  const Metadata& metadata_;
+  const float* qkv_;
+  const int64_t width_, shared_;
+  std::vector<float> keys_, values_, query_, sum_, most_, weight_;
 };
 
-// Copy the pass's keys (or values) into their slots.
 template <typename T>
-void write(const Pass& pass, const float* from_QGD, int64_t stride, void* slots_GSD) {
-  for (const Segment* one = pass.segments; one != pass.segments + pass.count; ++one)
-    for (int64_t query = 0; query < one->queries; ++query)
-      for (int64_t head = 0; head < pass.kv_heads; ++head)
-        convert(
-            from_QGD + (one->first + query) * stride + head * pass.width,
-            static_cast<T*>(slots_GSD) + (head * pass.slots + one->written + query) * pass.width,
-            pass.width);
-}
-
-template <typename T>
-void run(const Pass& pass) {
-  write<T>(pass, pass.key, pass.key_stride, pass.keys);
-  write<T>(pass, pass.value, pass.value_stride, pass.values);
-  const auto tasks = tasks_of(pass);
+void run(
+    const Model& model, const Layer& layer, const Metadata& metadata, const float* qkv, float* out,
+    int threads) {
+  const int64_t width = model.head_width, shared = model.heads / model.kv_heads,
+                stride = (model.heads + 2 * model.kv_heads) * width;
+  std::vector<Task> tasks;
   int64_t work = 0;
-  for (const Task& task : tasks)
-    work += task.rows * (pass.segments[task.segment].end - pass.segments[task.segment].seen);
-#pragma omp parallel num_threads(pass.threads) if (pass.threads > 1 && work >= kAlone)
+  for (const Segment* one = metadata.segments; one != metadata.segments + metadata.count; ++one) {
+    const int64_t most = (one->queries > kFewQueries ? kRows : kFewRows) / shared,
+                  step = std::max<int64_t>(most, 1);
+    work += one->queries * model.heads * (one->end - one->seen);
+    for (int64_t head = 0; head < model.kv_heads; ++head) {
+      for (int64_t query = 0; query < one->queries; ++query) {
+        const float* key = qkv + (one->first + query) * stride + (model.heads + head) * width;
+        const int64_t to = (head * model.slots + one->written + query) * width;
+        convert(key, static_cast<T*>(layer.keys) + to, width);
+        convert(key + model.kv_heads * width, static_cast<T*>(layer.values) + to, width);
+      }
+      for (int64_t query = 0; query < one->queries; query += step)
+        tasks.push_back({one, head, query, std::min(step, one->queries - query)});
+    }
+  }
+#pragma omp parallel num_threads(threads) if (threads > 1 && work >= kAlone)
   {
-    Rows<T> rows(pass);
+    Attention<T> attention(model, layer, qkv, metadata);
 #pragma omp for schedule(dynamic)
-    for (size_t task = 0; task < tasks.size(); ++task) rows.attend(tasks[task]);
+    for (const Task& task : tasks) attention.run(task, out);
   }
 }
 
 }  // namespace
 
-// Write the pass's keys and values into a layer's slots, and attend. See `Pass`.
-extern "C" void pasta_attend(
-    const float* query, const float* key, const float* value, void* keys, void* values,
-    const Segment* segments, const uint8_t* masks, float* out, int64_t count, int64_t heads,
-    int64_t kv_heads, int64_t slots, int64_t width, int64_t query_stride, int64_t key_stride,
-    int64_t value_stride, float scaling, int threads, bool bfloat16) {
-  const Pass pass{
-      query, key, value, keys, values, segments, masks, out, count, heads, kv_heads, slots, width,
-      query_stride, key_stride, value_stride, scaling, threads, bfloat16};
-  bfloat16 ? run<uint16_t>(pass) : run<float>(pass);
+void attend(
+    const Model& model, const Layer& layer, const Metadata& metadata, const float* qkv, float* out,
+    int threads) {
+  (model.bfloat16 ? run<uint16_t> : run<float>)(model, layer, metadata, qkv, out, threads);
 }

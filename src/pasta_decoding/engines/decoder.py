@@ -1,0 +1,125 @@
+"""A decoder's layers by torch: the formula of the C++ code, and all there is without a compiler.
+
+Shapes: Q tokens of the pass, N segments (the queries of one request), I width of the model, H
+heads, G kv heads, D head width, L layers, S slots of the cache, O outputs of linear layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pasta_decoding.engines.weights import Linear, ModelWeights
+
+
+class AttentionMetadata(NamedTuple):
+    """What the layers of one kind of attention must know of a pass.
+
+    cos_QD, sin_QD: of each token's angles; D is half of a head's width.
+    table_N6: for each segment its first query, its number of queries, the slot of the first one,
+              the first visible slot, the last one + 1, and the offset of its mask in `masks` (-1:
+              it has none, and each query sees all slots up to its own).
+    masks:    bytes, 1 for a slot that a query sees; [queries, slots] for each segment with a mask.
+    """
+
+    cos_QD: Tensor
+    sin_QD: Tensor
+    table_N6: Tensor
+    masks: Tensor
+
+
+class TorchDecoder:
+    """Computes in float32, from weights with the adapter merged into them.
+
+    slots_2LGSD: the cache, which keys and values are written into.
+    """
+
+    def __init__(self, weights: ModelWeights, slots_2LGSD: Tensor) -> None:
+        self._weights, self._slots_2LGSD = weights, slots_2LGSD
+        self._layers = [
+            (layer.norms, {name: dense(parts) for name, parts in layer.linear.items()})
+            for layer in weights.layers()
+        ]
+        self._norm_I = weights.norm("model.norm")
+        self.head = dense([weights.linear("lm_head")])
+
+    def __call__(self, hidden_QI: Tensor, kinds: Mapping[str, AttentionMetadata]) -> Tensor:
+        """Return what the head takes. The metadata are by kinds of attention."""
+        _, _, kv_heads, _, width = self._slots_2LGSD.shape
+        heads = self._weights.config.num_attention_heads
+        for number, (norms, linear) in enumerate(self._layers):
+            metadata = kinds[self._weights.kinds[number]]
+            input_QI = self._norm(hidden_QI, norms.get("input_norm"))
+            heads_QHD = linear["qkv"](input_QI).view(len(input_QI), -1, width)
+            query_QHD, key_QGD, value_QGD = heads_QHD.split([heads, kv_heads, kv_heads], dim=1)
+            query_QHD = self._norm(query_QHD, norms.get("query_norm")) * self._weights.scaling
+            key_QGD = self._norm(key_QGD, norms.get("key_norm"))
+            keys_GSD, values_GSD = self._slots_2LGSD[:, number]
+            out_QHD = attend(query_QHD, key_QGD, value_QGD, keys_GSD, values_GSD, metadata)
+            out_QI = linear["out"](out_QHD.flatten(1))
+            hidden_QI = hidden_QI + self._norm(out_QI, norms.get("attention_norm"))
+            input_QI = self._norm(hidden_QI, norms.get("mlp_input_norm"))
+            gate_QM, up_QM = linear["gate_up"](input_QI).chunk(2, dim=-1)
+            mlp_QI = linear["down"](self._activated(gate_QM) * up_QM)
+            hidden_QI = hidden_QI + self._norm(mlp_QI, norms.get("mlp_norm"))
+        return self._norm(hidden_QI, self._norm_I)
+
+    def _activated(self, gate_QM: Tensor) -> Tensor:
+        is_gemma = self._weights.is_gemma
+        return (
+            functional.gelu(gate_QM, approximate="tanh") if is_gemma else functional.silu(gate_QM)
+        )
+
+    def _norm(self, input_QI: Tensor, weight_I: Tensor | None) -> Tensor:
+        if weight_I is None:
+            return input_QI
+        return functional.rms_norm(input_QI, weight_I.shape, weight_I, self._weights.epsilon)
+
+
+def dense(parts: Sequence[Linear]) -> Callable[[Tensor], Tensor]:
+    """Return linear layers of the same inputs as one, their outputs beside each other."""
+    weights, biases = [], []
+    for part in parts:
+        weight_OI = part.weight[:]
+        if part.added is not None:
+            weight_OI += part.added[1].float() @ part.added[0].float()
+        weights.append(weight_OI)
+        biases.append(torch.zeros(len(weight_OI)) if part.bias_O is None else part.bias_O)
+    return partial(functional.linear, weight=torch.cat(weights), bias=torch.cat(biases))
+
+
+def rotated(heads_QHD: Tensor, cos_QD: Tensor, sin_QD: Tensor) -> Tensor:
+    x, y = heads_QHD.chunk(2, dim=-1)
+    cos, sin = cos_QD[:, None], sin_QD[:, None]
+    return torch.cat((x * cos - y * sin, y * cos + x * sin), dim=-1)
+
+
+def attend(
+    query_QHD: Tensor, key_QGD: Tensor, value_QGD: Tensor, keys_GSD: Tensor, values_GSD: Tensor,
+    metadata: AttentionMetadata,
+) -> Tensor:  # fmt: skip
+    """Write keys and values into their slots; return attention's output, [Q, H, D]."""
+    cos_QD, sin_QD, table_N6, masks = metadata
+    query_QHD, key_QGD = (rotated(one, cos_QD, sin_QD) for one in (query_QHD, key_QGD))
+    out_QHD = torch.empty_like(query_QHD)
+    for first, queries, written, seen, end, mask in table_N6.tolist():
+        own, slots = slice(first, first + queries), slice(written, written + queries)
+        keys_GSD[:, slots] = key_QGD[own].transpose(0, 1)
+        values_GSD[:, slots] = value_QGD[own].transpose(0, 1)
+        size = queries * (end - seen)
+        out_1HQD = functional.scaled_dot_product_attention(
+            query_QHD[own].transpose(0, 1)[None],
+            keys_GSD[None, :, seen:end].float(),
+            values_GSD[None, :, seen:end].float(),
+            attn_mask=None if mask < 0 else masks[mask : mask + size].view(queries, -1).bool(),
+            is_causal=mask < 0 and queries > 1,
+            scale=1.0,
+            enable_gqa=True,
+        )
+        out_QHD[own] = out_1HQD[0].transpose(0, 1)
+    return out_QHD
