@@ -78,7 +78,9 @@ class TorchDecoder:
     def _norm(self, input_QI: Tensor, weight_I: Tensor | None) -> Tensor:
         if weight_I is None:
             return input_QI
-        return functional.rms_norm(input_QI, weight_I.shape, weight_I, self._weights.epsilon)
+        return functional.rms_norm(
+            input_QI, weight_I.shape, weight_I, self._weights.config.rms_norm_eps
+        )
 
 
 def dense(parts: Sequence[Linear]) -> Callable[[Tensor], Tensor]:

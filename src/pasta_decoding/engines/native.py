@@ -132,7 +132,7 @@ class NativeDecoder:
                 self._held += linear, layer.norms
         self._model = _Model(
             ctypes.addressof(self._layers), _address(self._norm_I), count, config.hidden_size,
-            config.num_attention_heads, kv_heads, head_width, slots, weights.epsilon,
+            config.num_attention_heads, kv_heads, head_width, slots, config.rms_norm_eps,
             weights.scaling, weights.is_gemma, slots_2LGSD.dtype == torch.bfloat16,
         )  # fmt: skip
         self.head = NativeLinear(library, [weights.linear("lm_head")])

@@ -13,6 +13,7 @@ constexpr int64_t kRows = 32;     // of one task, at most: queries times the hea
 constexpr int64_t kFewRows = 8;   // those of a task where a request has few queries
 constexpr int64_t kSlots = 64;    // whose keys are converted and scored together
 constexpr int64_t kFewQueries = 16;
+constexpr int64_t kParts = 4;     // sums that need not wait for each other
 constexpr int64_t kAlone = 4000;  // rows times slots that are not worth a second thread
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
@@ -32,9 +33,10 @@ class Attention {
         metadata_(metadata),
         qkv_(qkv),
         width_(model.head_width),
+        padded_((width_ + kParts * kWidth - 1) / (kParts * kWidth) * kParts * kWidth),
         shared_(model.heads / model.kv_heads),
-        keys_(kSlots * width_),
-        values_(kSlots * width_) {}
+        keys_(kSlots * padded_),
+        values_(kSlots * padded_) {}
 
   void run(const Task& task, float* out) {
     const Segment& one = *task.segment;
@@ -44,13 +46,13 @@ class Attention {
       const int64_t token = one.first + task.first + row / shared_;
       return (token * heads + task.kv_head * shared_ + row % shared_) * width_;
     };
-    query_.resize(rows * width_);
-    sum_.assign(rows * width_, 0.f);
+    query_.assign(rows * padded_, 0.f);
+    sum_.assign(rows * padded_, 0.f);
     most_.assign(rows, kHidden);
     weight_.assign(rows, 0.f);
     for (int64_t row = 0; row < rows; ++row) {
       const float* from = qkv_ + place(row, model_.heads + 2 * model_.kv_heads);
-      for (int64_t at = 0; at < width_; ++at) query_[row * width_ + at] = from[at] * model_.scaling;
+      for (int64_t at = 0; at < width_; ++at) query_[row * padded_ + at] = from[at] * model_.scaling;
     }
     for (int64_t slot = 0; slot < slots; slot += kSlots) {
       // How many of a block's slots, from its first one on, a query may see; 0 if it sees none.
@@ -64,8 +66,11 @@ class Attention {
       for (int64_t query = 0; query < task.queries; ++query)
         most = std::max(most, reach(task.first + query));
       const int64_t start = ((task.kv_head * model_.slots) + one.seen + slot) * width_;
-      convert(static_cast<const T*>(layer_.keys) + start, keys_.data(), most * width_);
-      convert(static_cast<const T*>(layer_.values) + start, values_.data(), most * width_);
+      for (int64_t at = 0; at < most; ++at) {
+        const int64_t from = start + at * width_;
+        convert(static_cast<const T*>(layer_.keys) + from, &keys_[at * padded_], width_);
+        convert(static_cast<const T*>(layer_.values) + from, &values_[at * padded_], width_);
+      }
       for (int64_t row = 0; row < rows; ++row) {
         const int64_t query = task.first + row / shared_;
         if (const int64_t count = reach(query))
@@ -74,7 +79,7 @@ class Attention {
     }
     for (int64_t row = 0; row < rows; ++row) {
       float* to = out + place(row, model_.heads);
-      for (int64_t at = 0; at < width_; ++at) to[at] = sum_[row * width_ + at] / weight_[row];
+      for (int64_t at = 0; at < width_; ++at) to[at] = sum_[row * padded_ + at] / weight_[row];
     }
   }
 
@@ -82,7 +87,7 @@ class Attention {
   // Add a block of slots to a row's running softmax (arXiv 2205.14135, algorithm 1).
   void add(int64_t row, int64_t count, const uint8_t* mask) {
     float scores[kSlots];
-    for (int64_t slot = 0; slot < kSlots; slot += 4) score(&query_[row * width_], slot, scores);
+    score(&query_[row * padded_], scores);
     for (int64_t slot = 0; slot < kSlots; ++slot)
       if (slot >= count || (mask && !mask[slot])) scores[slot] = kHidden;
     float most = most_[row], sum = 0;
@@ -96,39 +101,42 @@ class Attention {
     const float old = std::exp(most_[row] - most);
     weight_[row] = weight_[row] * old + sum;
     most_[row] = most;
-    float* own = &sum_[row * width_];
-    for (int64_t at = 0; at < width_; ++at) own[at] *= old;
-    for (int64_t slot = 0; slot < count; slot += 4) gather(scores + slot, slot, own);
+    gather(scores, count, old, &sum_[row * padded_]);
   }
 
-  // Four scores at a time, and four values, so that sums need not wait for each other.
-  void score(const float* query, int64_t slot, float* scores) const {
-    const float *first = &keys_[slot * width_], *second = first + width_, *third = second + width_,
-                *fourth = third + width_;
-    float sums[4] = {};
-#pragma omp simd reduction(+ : sums)
-    for (int64_t at = 0; at < width_; ++at) {
-      sums[0] += query[at] * first[at];
-      sums[1] += query[at] * second[at];
-      sums[2] += query[at] * third[at];
-      sums[3] += query[at] * fourth[at];
+  void score(const float* query, float* scores) const {
+    for (int64_t slot = 0; slot < kSlots; slot += kParts) {
+      Vec sums[kParts] = {};
+      for (int64_t at = 0; at < padded_; at += kWidth)
+#pragma GCC unroll 4
+        for (int64_t part = 0; part < kParts; ++part)
+          sums[part] += load(query + at) * load(&keys_[(slot + part) * padded_ + at]);
+#pragma GCC unroll 4
+      for (int64_t part = 0; part < kParts; ++part) scores[slot + part] = total(sums[part]);
     }
-    std::copy_n(sums, 4, scores + slot);
   }
 
-  void gather(const float* weights, int64_t slot, float* sum) const {
-    const float *first = &values_[slot * width_], *second = first + width_,
-                *third = second + width_, *fourth = third + width_;
-    for (int64_t at = 0; at < width_; ++at)
-      sum[at] += weights[0] * first[at] + weights[1] * second[at] + weights[2] * third[at] +
-                 weights[3] * fourth[at];
+  // sum = sum * old + weights of the slots times their values.
+  void gather(const float* weights, int64_t count, float old, float* sum) const {
+    for (int64_t place = 0; place < padded_; place += kParts * kWidth) {
+      Vec sums[kParts];
+#pragma GCC unroll 4
+      for (int64_t part = 0; part < kParts; ++part)
+        sums[part] = load(sum + place + part * kWidth) * old;
+      for (int64_t slot = 0; slot < count; ++slot)
+#pragma GCC unroll 4
+        for (int64_t part = 0; part < kParts; ++part)
+          sums[part] += weights[slot] * load(&values_[slot * padded_ + place + part * kWidth]);
+#pragma GCC unroll 4
+      for (int64_t part = 0; part < kParts; ++part) store(sum + place + part * kWidth, sums[part]);
+    }
   }
 
   const Model& model_;
   const Layer& layer_;
   const Metadata& metadata_;
   const float* qkv_;
-  const int64_t width_, shared_;
+  const int64_t width_, padded_, shared_;  // numbers of a head, and with the zeros behind them
   std::vector<float> keys_, values_, query_, sum_, most_, weight_;
 };
 

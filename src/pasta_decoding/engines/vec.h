@@ -28,6 +28,13 @@ T load(const void* from) {
   std::memcpy(&found, from, sizeof(T));
   return found;
 }
+inline void store(float* to, Vec x) { std::memcpy(to, &x, sizeof(Vec)); }
+
+inline float total(Vec x) {
+  for (int half = kWidth / 2; half; half /= 2)
+    for (int lane = 0; lane < half; ++lane) x[lane] += x[lane + half];
+  return x[0];
+}
 inline Vec splat(float x) { return x - Vec{}; }
 
 inline float from_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
@@ -39,10 +46,9 @@ inline float exp_of(float x) {
   const float round = 12582912.f;  // 1.5 * 2^23: what is added to it loses its fraction
   const float power = (kept * 1.44269504f + round) - round;
   const float rest = kept - power * 0.693359375f + power * 2.12194440e-4f;
-  float sum = 1.9875691500e-4f;
-  for (float next : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, .5f})
-    sum = sum * rest + next;
-  sum = sum * rest * rest + rest + 1.f;
+  const float high = (1.9875691500e-4f * rest + 1.3981999507e-3f) * rest + 8.3334519073e-3f;
+  const float low = ((high * rest + 4.1665795894e-2f) * rest + 1.6666665459e-1f) * rest + .5f;
+  const float sum = low * rest * rest + rest + 1.f;
   const float scaled = sum * from_bits(static_cast<uint32_t>(static_cast<int32_t>(power) + 127) << 23);
   return x > -87.f ? scaled : 0.f;
 }

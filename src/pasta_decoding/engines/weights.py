@@ -88,7 +88,7 @@ class ModelWeights:
         heads = config.num_attention_heads
         self.head_width: int = getattr(config, "head_dim", None) or config.hidden_size // heads
         scalar = getattr(config, "query_pre_attn_scalar", None) or self.head_width
-        self.scaling, self.epsilon = float(scalar) ** -0.5, float(config.rms_norm_eps)
+        self.scaling = float(scalar) ** -0.5
         same = list(attention_windows(config)) * config.num_hidden_layers
         self.kinds: list[str] = getattr(config, "layer_types", None) or same
         if file is None:
