@@ -105,7 +105,7 @@ def test_joined_layers_have_adapters_and_biases_of_their_own(
     input_QI = random(7, 256, seed=1)
     found_QO, expected_QO = NativeLinear(native, parts)(input_QI), merged_dense(parts)(input_QI)
     # Inputs of other weights than those of 32 bits are rounded.
-    error = 1e-5 if kind.name in ("F32", "Q5_1") else 0.03
+    error = 1e-5 if kind.name in ("F32", "Q5_1") else 0.06
     assert (found_QO - expected_QO).abs().max() < error * expected_QO.std()
 
 
