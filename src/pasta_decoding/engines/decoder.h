@@ -51,7 +51,7 @@ struct Segment {
   int64_t written;  // the slot of the first of them; the others' follow
   int64_t seen;     // the slots that they look at, their own included: from here
   int64_t end;      // to here
-  int64_t mask;     // where its mask [queries, slots] begins, -1: they see all up to their own slot
+  int64_t mask;     // where its mask [queries, slots] begins
 };
 
 // What the layers of one kind of attention must know.

@@ -21,10 +21,8 @@ class AttentionMetadata(NamedTuple):
     """What the layers of one kind of attention must know of a pass.
 
     cos_QD, sin_QD: of each token's angles; D is half of a head's width.
-    table_N6: for each segment its first query, its number of queries, the slot of the first one,
-              the first visible slot, the last one + 1, and the offset of its mask in `masks` (-1:
-              it has none, and each query sees all slots up to its own).
-    masks:    bytes, 1 for a slot that a query sees; [queries, slots] for each segment with a mask.
+    table_N6: for each segment a `Segment` of decoder.h.
+    masks:    bytes, 1 for a slot that a query sees: [queries, slots] for each segment.
     """
 
     cos_QD: Tensor
@@ -118,8 +116,7 @@ def attend(
             query_QHD[own].transpose(0, 1)[None],
             keys_GSD[None, :, seen:end].float(),
             values_GSD[None, :, seen:end].float(),
-            attn_mask=None if mask < 0 else masks[mask : mask + size].view(queries, -1).bool(),
-            is_causal=mask < 0 and queries > 1,
+            attn_mask=masks[mask : mask + size].view(queries, -1).bool(),
             scale=1.0,
             enable_gqa=True,
         )

@@ -21,7 +21,7 @@ from torch import Tensor
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
 from pasta_decoding.engines.decoder import AttentionMetadata, TorchDecoder
-from pasta_decoding.engines.kv_cache import Batch, BoolArray, CachedEngine, is_causal
+from pasta_decoding.engines.kv_cache import Batch, CachedEngine
 from pasta_decoding.engines.native import NativeDecoder, library
 from pasta_decoding.engines.support import attention_windows, refuse_large_cache, rope_types
 from pasta_decoding.engines.weights import ModelWeights
@@ -44,23 +44,15 @@ def obstacle(config: Any) -> str | None:
 
 
 def slot_table(batch: Batch, window: int | None) -> tuple[Tensor, Tensor]:
-    """Return what each request's part of a step sees in a layer with this window.
-
-    These are table_N6 and masks of `AttentionMetadata`.
-    """
-    table: list[list[int]] = []
-    masks: list[BoolArray] = []
-    first = end_of_masks = 0
+    """Return table_N6 and masks of `AttentionMetadata` for layers with this window."""
+    table, masks, first, offset = [], [], 0, 0
     for item in batch.items:
-        mask_QK, queries, mask = item.visible(window), len(item.written), -1
-        if not is_causal(mask_QK):
-            mask = end_of_masks
-            masks.append(mask_QK.ravel())
-            end_of_masks += mask_QK.size
-        table.append([first, queries, item.written.start, item.start, item.written.stop, mask])
-        first += queries
-    flat = np.concatenate(masks) if masks else np.zeros(0, dtype=np.bool_)
-    return torch.tensor(table), torch.from_numpy(flat.view(np.uint8))
+        mask_QK = item.visible(window)
+        slots = (item.written.start, item.start, item.written.stop)
+        table.append((first, len(mask_QK), *slots, offset))
+        masks.append(mask_QK.ravel())
+        first, offset = first + len(mask_QK), offset + mask_QK.size
+    return torch.tensor(table), torch.from_numpy(np.concatenate(masks).view(np.uint8))
 
 
 def frequencies(weights: ModelWeights, kind: str) -> tuple[Tensor, float]:

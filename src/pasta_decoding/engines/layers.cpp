@@ -4,7 +4,7 @@
 
 namespace {
 
-// row = row / root of its mean square, times the weight; nothing happens without one.
+// out = row / root of its mean square, times the weight; nothing happens without one.
 void norm(const float* row, const float* weight, float* out, int64_t width, float epsilon) {
   if (weight == nullptr) return;
   float squares = 0;
@@ -23,15 +23,12 @@ void rotate(float* head, const float* cos, const float* sin, int64_t half) {
   }
 }
 
-// gate = act(gate) * up
+// gate = act(gate) * up, by SiLU or GELU: 1 + tanh(z / 2) = 2 / (1 + exp(-z)).
 void gated(float* gate, const float* up, int64_t width, bool gelu) {
-  if (gelu)
-    for (int64_t at = 0; at < width; ++at) {  // 1 + tanh(z) = 2 / (1 + exp(-2 z))
-      const float x = gate[at];
-      gate[at] = x / (1.f + exp_of(-1.5957691216057308f * (x + .044715f * x * x * x))) * up[at];
-    }
-  else
-    for (int64_t at = 0; at < width; ++at) gate[at] = gate[at] / (1.f + exp_of(-gate[at])) * up[at];
+  for (int64_t at = 0; at < width; ++at) {
+    const float x = gate[at], z = gelu ? 1.5957691216057308f * (x + .044715f * x * x * x) : x;
+    gate[at] = x / (1.f + exp_of(-z)) * up[at];
+  }
 }
 
 }  // namespace

@@ -11,11 +11,11 @@
 
 namespace {
 
-constexpr int64_t kTasks = 16;      // of a thread, if there are as many panels
+constexpr int64_t kTasks = 16;                // of a thread, if there are as many panels
 constexpr int64_t kMostPanels = 64 / kPanel;  // of a task
-constexpr int64_t kAlone = 100000;  // products that are not worth a second thread
-constexpr int64_t kMostRows = 4;    // of a tile
-constexpr int64_t kShared = 8;      // blocks whose inputs share a scale
+constexpr int64_t kAlone = 100000;            // products that are not worth a second thread
+constexpr int64_t kMostRows = 4;              // of a tile
+constexpr int64_t kShared = 8;                // blocks whose inputs share a scale
 
 // The sum over a group of inputs of levels times bytes, for each output. It starts at -offset times
 // the sum of the bytes, given in pairs.
@@ -116,8 +116,10 @@ void add_whole(Kind, const uint8_t* record, const Inputs* in, Vec* sums) {
       }
     }
     const Vec scale = from_float16s(record + Kind::scales_at);
-    for (int row = 0; row < rows; ++row)
-      sums[row] += __builtin_convertvector(all[row], Vec) * (scale * in[row].scales[first / kShared]);
+    for (int row = 0; row < rows; ++row) {
+      const Vec both = scale * in[row].scales[first / kShared];
+      sums[row] += __builtin_convertvector(all[row], Vec) * both;
+    }
     if constexpr (Kind::minimums) {
       const Vec minimum = from_float16s(record + Kind::scales_at + 2 * kPanel);
       for (int row = 0; row < rows; ++row) sums[row] += least[row] * minimum;
@@ -129,7 +131,11 @@ void add_whole(Kind, const uint8_t* record, const Inputs* in, Vec* sums) {
 template <int rows, typename Kind>
 void add_floats(Kind, const uint8_t* record, const Inputs* in, Vec* sums) {
   const typename Kind::Input* inputs[rows];
-  for (int row = 0; row < rows; ++row) inputs[row] = Kind::of(in[row].floats, in[row].bfloats);
+  for (int row = 0; row < rows; ++row) {
+    const void* from = in[row].floats.data();
+    if (Kind::rounded) from = in[row].bfloats.data();
+    inputs[row] = static_cast<const typename Kind::Input*>(from);
+  }
   Vec all[rows][2] = {};
   for (int64_t block = 0; block < in->blocks(); ++block, record += Kind::bytes) {
     fetch(record, Kind::bytes);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
-import platform
+import os
 import shutil
 import subprocess
 import weakref
@@ -27,7 +27,6 @@ from pasta_decoding.gguf_file import GgufTensor
 
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
 HERE = Path(__file__).parent
-SOURCES = [HERE / f"{name}.cpp" for name in ("linear", "layers", "slots", "pack")]
 PACKED = frozenset({Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q8_0, Kind.Q4_K, Kind.Q6_K})
 """Formats whose weights stay in their blocks, and give the file's values exactly."""
 
@@ -193,26 +192,18 @@ def _built(compiler: str, folder: Path) -> Path:
     # Two OpenMP runtimes in a process would spin against each other, so it is linked to torch's;
     # `--as-needed` leaves out the compiler's own.
     linked = ["-Wl,--as-needed", str(runtime)] if runtime else []
-    command = [compiler, *FLAGS, *map(str, SOURCES), *linked]
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    sources = [path.read_bytes() for path in (*SOURCES, *HERE.glob("*.h"))]
-    settings = " ".join([*FLAGS, *linked, _processor()]).encode()
-    digest = hashlib.sha256(b"\0".join([version, settings, *sources])).hexdigest()[:16]
+    # What the compiler defines names itself and all that it may use of this processor.
+    macros = [compiler, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull]
+    defined = subprocess.run(macros, capture_output=True, check=True).stdout
+    sources = sorted(HERE.glob("*.cpp"))
+    texts = [path.read_bytes() for path in (*sources, *sorted(HERE.glob("*.h")))]
+    settings = " ".join([*FLAGS, *linked]).encode()
+    digest = hashlib.sha256(b"\0".join([settings, defined, *texts])).hexdigest()[:16]
     path = folder / "operators" / f"{digest}.so"
     if not path.exists():
         _log.info("building the operators of the fast engine (once for this machine)")
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(path) as partial:
-            subprocess.run(
-                [*command, "-o", str(partial)], capture_output=True, text=True, check=True
-            )
+            command = [compiler, *FLAGS, *map(str, sources), *linked, "-o", str(partial)]
+            subprocess.run(command, capture_output=True, text=True, check=True)
     return path
-
-
-def _processor() -> str:
-    """Return the processor's features, as far as the system names them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
-        return platform.processor()
-    return " ".join(sorted({line for line in lines if line.startswith(("flags", "Features"))}))

@@ -41,8 +41,9 @@ void put_whole(const uint8_t* record, int64_t output, uint8_t* to) {
     if (Kind::bits == 6) block[(4 + quad / 4) * 4 * kPanel + place] |= level >> 4 << quad % 4 * 2;
     if (Kind::bits == 8) word[16 * kPanel] |= level >> 4 << quad / 4 * 4;
   }
+  uint8_t* factors = to + Kind::factors_at + output;
   for (int64_t group = 0; Kind::factors && group < Kind::blocks * Kind::groups; ++group)
-    put_factors<Kind>(record, group, to + Kind::factors_at + output + group * Kind::numbers * kPanel);
+    put_factors<Kind>(record, group, factors + group * Kind::numbers * kPanel);
   auto* scales = reinterpret_cast<uint16_t*>(to + Kind::scales_at) + output;
   scales[0] = load<uint16_t>(record + Kind::file_scale);
   if (Kind::minimums)  // Q4_K subtracts it
@@ -50,11 +51,10 @@ void put_whole(const uint8_t* record, int64_t output, uint8_t* to) {
 }
 
 template <typename T>
-void put_floats(const T* from, int64_t count, int64_t output, uint8_t* to) {
+void put_floats(const T* from, int64_t count, int64_t output, T* to) {
   constexpr int64_t together = 4 / sizeof(T);
   for (int64_t at = 0; at < std::min(count, kBlock); ++at)
-    reinterpret_cast<T*>(to)[(at / together * kPanel + output) * together + at % together] =
-        from[at];
+    to[(at / together * kPanel + output) * together + at % together] = from[at];
 }
 
 }  // namespace
@@ -80,9 +80,9 @@ Matrix pack(const Rows& from, int threads) {
             put_whole<Kind>(row + record * Kind::file_bytes, output % kPanel, own);
           } else {
             using T = typename Kind::Number;
-            const int64_t first = record * kBlock;
-            put_floats(
-                reinterpret_cast<const T*>(row) + first, from.inputs - first, output % kPanel, own);
+            const T* inputs = reinterpret_cast<const T*>(row) + record * kBlock;
+            const int64_t count = from.inputs - record * kBlock;
+            put_floats(inputs, count, output % kPanel, reinterpret_cast<T*>(own));
           }
         }
     }

@@ -11,7 +11,6 @@
 
 #include <cstdlib>
 #include <memory>
-#include <vector>
 
 #include "vec.h"
 
@@ -52,22 +51,24 @@ inline Ints from_bytes(const uint8_t* from) {
   return __builtin_convertvector(load<Bytes>(from), Ints);
 #endif
 }
-inline Vec from_float16s(const uint8_t* from) {
+inline Vec from_float16s(const uint8_t* from) {  // of finite ones
 #if defined(__AVX512F__)
   return (Vec)_mm512_cvtph_ps(load<__m256i>(from));
 #elif defined(__AVX2__) && defined(__F16C__)
   return (Vec)_mm256_cvtph_ps(load<__m128i>(from));
 #else
   float numbers[kWidth];
-  for (int at = 0; at < kWidth; ++at) numbers[at] = from_float16(load<uint16_t>(from + 2 * at));
+  for (int at = 0; at < kWidth; ++at) {
+    const int number = load<uint16_t>(from + 2 * at);
+    numbers[at] = from_bits((number & 0x7fff) << 13) * (number >> 15 ? -0x1p112f : 0x1p112f);
+  }
   return load(numbers);
 #endif
 }
 
-// Whole numbers of 4, 6 or 8 bits: Q5_0's five are the low ones of six. A word has one output's levels of a quad: four inputs beside each
-// other. Its bits 0 to 3 are those of quad q, bits 4 to 7 those of quad q + 4. Bits 4 and 5 of six
-// are in a word for four quads. Levels of 8 bits are two digits of four.
-//
+// Whole numbers of 4, 6 or 8 bits (5 are stored as 6). A word has one output's levels of a quad:
+// four inputs beside each other. Its bits 0 to 3 are those of quad q, bits 4 to 7 those of quad
+// q + 4. Bits 4 and 5 of six are in a word for four quads. Levels of 8 bits are two digits of four.
 // In a file a record takes `file_bytes`, with its levels and its scale where the last two say.
 template <
     int bits_, int64_t blocks_, bool factors_, bool minimums_, int offset_, int64_t file_bytes_,
@@ -75,8 +76,7 @@ template <
 struct Whole {
   static constexpr bool whole = true, factors = factors_, minimums = minimums_;
   static constexpr int bits = bits_, offset = offset_;
-  static constexpr int64_t blocks = blocks_;
-  static constexpr int64_t file_bytes = file_bytes_, file_levels = file_levels_,
+  static constexpr int64_t blocks = blocks_, file_bytes = file_bytes_, file_levels = file_levels_,
                            file_scale = file_scale_;
   static constexpr int groups = bits == 4 ? 1 : 2;  // of a block: halves of six bits, digits of 8
   static constexpr int64_t numbers = minimums ? 2 : 1;
@@ -99,31 +99,25 @@ struct Whole {
 
 // Weights of 32 bits times inputs as they are.
 struct Floats {
-  static constexpr bool whole = false;
+  static constexpr bool whole = false, rounded = false;
   using Input = float;
   using Number = float;
   static constexpr int64_t blocks = 1, steps = kBlock, bytes = 4 * kPanel * kBlock;
-
-  static const Input* of(const std::vector<float>& floats, const std::vector<uint16_t>&) {
-    return floats.data();
-  }
 
   static void add(Vec& sum, const uint8_t* record, int64_t step, Input input) {
     sum += load(record + 4 * step * kPanel) * input;
   }
 };
 
-// Weights of 16 bits, times two inputs at a time: rounded to bfloat16 where the processor multiplies
-// such numbers, else as they are.
+// Weights of 16 bits, times two inputs at a time: rounded to bfloat16 where the processor
+// multiplies such numbers, else as they are.
 struct Bfloats {
   static constexpr bool whole = false;
   using Number = uint16_t;
   static constexpr int64_t blocks = 1, steps = kBlock / 2, bytes = 2 * kPanel * kBlock;
 #if defined(__AVX512BF16__)
   using Input = uint32_t;
-  static const Input* of(const std::vector<float>&, const std::vector<uint16_t>& bfloats) {
-    return reinterpret_cast<const Input*>(bfloats.data());
-  }
+  static constexpr bool rounded = true;
   static void add(Vec& sum, const uint8_t* record, int64_t step, Input input) {
     sum = _mm512_dpbf16_ps(
         sum, (__m512bh)load<Ints>(record + 4 * step * kPanel), (__m512bh)_mm512_set1_epi32(input));
@@ -132,9 +126,7 @@ struct Bfloats {
   struct Input {
     float first, second;
   };
-  static const Input* of(const std::vector<float>& floats, const std::vector<uint16_t>&) {
-    return reinterpret_cast<const Input*>(floats.data());
-  }
+  static constexpr bool rounded = false;
   static void add(Vec& sum, const uint8_t* record, int64_t step, Input input) {
     const Ints weights = load<Ints>(record + 4 * step * kPanel);
     sum += (Vec)(weights << 16) * input.first;

@@ -1,7 +1,7 @@
 // Attention over the slots of several requests, as one call a layer.
 //
-// A query adds the slots of its request in blocks, from the request's first slot on. What it does not
-// see adds exactly nothing, so its result does not depend, to the bit, on the other queries.
+// A query adds the slots of its request in blocks, from the request's first slot on. What it does
+// not see adds exactly nothing, so its result does not depend, to the bit, on the other queries.
 
 #include <limits>
 
@@ -41,7 +41,7 @@ class Attention {
   void run(const Task& task, float* out) {
     const Segment& one = *task.segment;
     const int64_t slots = one.end - one.seen, rows = task.queries * shared_;
-    const uint8_t* masks = one.mask < 0 ? nullptr : metadata_.masks + one.mask;
+    const uint8_t* masks = metadata_.masks + one.mask + task.first * slots;
     const auto place = [&](int64_t row, int64_t heads) {  // where tokens have so many heads
       const int64_t token = one.first + task.first + row / shared_;
       return (token * heads + task.kv_head * shared_ + row % shared_) * width_;
@@ -52,29 +52,18 @@ class Attention {
     weight_.assign(rows, 0.f);
     for (int64_t row = 0; row < rows; ++row) {
       const float* from = qkv_ + place(row, model_.heads + 2 * model_.kv_heads);
-      for (int64_t at = 0; at < width_; ++at) query_[row * padded_ + at] = from[at] * model_.scaling;
+      float* own = &query_[row * padded_];
+      for (int64_t at = 0; at < width_; ++at) own[at] = from[at] * model_.scaling;
     }
     for (int64_t slot = 0; slot < slots; slot += kSlots) {
-      // How many of a block's slots, from its first one on, a query may see; 0 if it sees none.
-      const auto reach = [&](int64_t query) {
-        const int64_t count = std::min(kSlots, slots - slot);
-        if (masks)
-          return std::memchr(masks + query * slots + slot, 1, count) == nullptr ? 0 : count;
-        return std::clamp<int64_t>(slots - one.queries + query + 1 - slot, 0, count);
-      };
-      int64_t most = 0;
-      for (int64_t query = 0; query < task.queries; ++query)
-        most = std::max(most, reach(task.first + query));
-      const int64_t start = ((task.kv_head * model_.slots) + one.seen + slot) * width_;
-      for (int64_t at = 0; at < most; ++at) {
-        const int64_t from = start + at * width_;
-        convert(static_cast<const T*>(layer_.keys) + from, &keys_[at * padded_], width_);
-        convert(static_cast<const T*>(layer_.values) + from, &values_[at * padded_], width_);
-      }
+      const int64_t count = std::min(kSlots, slots - slot);
+      bool converted = false;
       for (int64_t row = 0; row < rows; ++row) {
-        const int64_t query = task.first + row / shared_;
-        if (const int64_t count = reach(query))
-          add(row, count, masks ? masks + query * slots + slot : nullptr);
+        const uint8_t* mask = masks + row / shared_ * slots + slot;
+        if (std::memchr(mask, 1, count) == nullptr) continue;
+        if (!converted) convert_slots((task.kv_head * model_.slots) + one.seen + slot, count);
+        converted = true;
+        add(row, count, mask);
       }
     }
     for (int64_t row = 0; row < rows; ++row) {
@@ -84,12 +73,20 @@ class Attention {
   }
 
  private:
+  void convert_slots(int64_t first, int64_t count) {
+    for (int64_t slot = 0; slot < count; ++slot) {
+      const int64_t from = (first + slot) * width_;
+      convert(static_cast<const T*>(layer_.keys) + from, &keys_[slot * padded_], width_);
+      convert(static_cast<const T*>(layer_.values) + from, &values_[slot * padded_], width_);
+    }
+  }
+
   // Add a block of slots to a row's running softmax (arXiv 2205.14135, algorithm 1).
   void add(int64_t row, int64_t count, const uint8_t* mask) {
     float scores[kSlots];
     score(&query_[row * padded_], scores);
     for (int64_t slot = 0; slot < kSlots; ++slot)
-      if (slot >= count || (mask && !mask[slot])) scores[slot] = kHidden;
+      if (slot >= count || !mask[slot]) scores[slot] = kHidden;
     float most = most_[row], sum = 0;
 #pragma omp simd reduction(max : most)
     for (int64_t slot = 0; slot < kSlots; ++slot) most = std::max(most, scores[slot]);

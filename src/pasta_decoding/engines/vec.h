@@ -1,5 +1,4 @@
-// Vectors of floats as wide as the processor's, by the compiler's own extension; number formats; and
-// threads.
+// Vectors of floats as wide as the processor's, by the compiler's own extension, and threads.
 //
 // Everything here computes a number in the same way wherever it stands, so results do not depend on
 // what else is computed.
@@ -35,7 +34,6 @@ inline float total(Vec x) {
     for (int lane = 0; lane < half; ++lane) x[lane] += x[lane + half];
   return x[0];
 }
-inline Vec splat(float x) { return x - Vec{}; }
 
 inline float from_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
@@ -49,13 +47,9 @@ inline float exp_of(float x) {
   const float high = (1.9875691500e-4f * rest + 1.3981999507e-3f) * rest + 8.3334519073e-3f;
   const float low = ((high * rest + 4.1665795894e-2f) * rest + 1.6666665459e-1f) * rest + .5f;
   const float sum = low * rest * rest + rest + 1.f;
-  const float scaled = sum * from_bits(static_cast<uint32_t>(static_cast<int32_t>(power) + 127) << 23);
+  const auto exponent = static_cast<uint32_t>(static_cast<int32_t>(power) + 127);
+  const float scaled = sum * from_bits(exponent << 23);
   return x > -87.f ? scaled : 0.f;
-}
-
-inline float from_float16(uint16_t number) {  // of finite ones
-  const float size = from_bits((number & 0x7fffu) << 13) * 0x1p112f;
-  return from_bits(__builtin_bit_cast(uint32_t, size) | (number & 0x8000u) << 16);
 }
 
 inline void convert(const float* from, float* to, int64_t count) { std::copy_n(from, count, to); }
@@ -64,7 +58,7 @@ inline void convert(const uint16_t* from, float* to, int64_t count) {  // of bfl
 }
 inline void convert(const float* from, uint16_t* to, int64_t count) {
   for (int64_t at = 0; at < count; ++at) {
-    const auto bits = __builtin_bit_cast(uint32_t, from[at]);  // to the nearest, of two the even one
+    const auto bits = __builtin_bit_cast(uint32_t, from[at]);  // to the nearest, or the even one
     to[at] = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
   }
 }
