@@ -49,12 +49,12 @@ class TorchDecoder:
     def __call__(self, hidden_QI: Tensor, kinds: Mapping[str, AttentionMetadata]) -> Tensor:
         """Return what the head takes. The metadata are by kinds of attention."""
         _, _, kv_heads, _, width = self._slots_2LGSD.shape
-        heads = self._weights.config.num_attention_heads
+        split = [self._weights.config.num_attention_heads, kv_heads, kv_heads]
         for number, (norms, linear) in enumerate(self._layers):
             metadata = kinds[self._weights.kinds[number]]
             input_QI = self._norm(hidden_QI, norms.get("input_norm"))
             heads_QHD = linear["qkv"](input_QI).view(len(input_QI), -1, width)
-            query_QHD, key_QGD, value_QGD = heads_QHD.split([heads, kv_heads, kv_heads], dim=1)
+            query_QHD, key_QGD, value_QGD = torch.split(heads_QHD, split, dim=1)
             query_QHD = self._norm(query_QHD, norms.get("query_norm")) * self._weights.scaling
             key_QGD = self._norm(key_QGD, norms.get("key_norm"))
             keys_GSD, values_GSD = self._slots_2LGSD[:, number]
