@@ -25,7 +25,7 @@ from pasta_decoding.data.annotate.llm import by_endpoint, introduction
 from pasta_decoding.data.build import measure_rows
 from pasta_decoding.data.endpoint import KEY_VARIABLES, Endpoint
 from pasta_decoding.data.rows import Row, read_rows
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import sha256
 from pasta_decoding.lang import tree
 
@@ -123,12 +123,10 @@ def endpoint_annotator(
 
 def rule_annotator(name: str, count_tokens: CountTokens) -> Annotate:
     module, _, function = RULES.get(name, name).partition(":")
-    try:
+    known = ", ".join([*RULES, "llm"])
+    message = f"--with {name} is neither {known} nor a function, `module:function`"
+    with errors_as(message, ImportError, AttributeError, ValueError):
         find_parts = getattr(import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        known = ", ".join([*RULES, "llm"])
-        message = f"--with {name} is neither {known} nor a function, `module:function`: {error}"
-        raise PastaError(message) from error
     return partial(by_rule, find_parts, count_tokens)
 
 

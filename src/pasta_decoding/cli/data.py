@@ -15,7 +15,7 @@ from pasta_decoding.cli.console import bar, say, token_counter
 from pasta_decoding.cli.options import AsJson, Base, command
 from pasta_decoding.data.build import Wanted, choose, measure_rows
 from pasta_decoding.data.rows import numbered_rows, read_prompts, read_rows, write_rows
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.lang.check import check
 
 
@@ -43,10 +43,8 @@ def lint(
 
 
 def _in_text(path: Path, *, topic: bool) -> Iterator[str]:
-    try:
+    with errors_as(f"{path} is not UTF-8", UnicodeDecodeError):
         text = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise PastaError(f"{path}: byte {error.start} is not UTF-8") from error
     for one in check(text, topic_required=topic):
         yield f"{path}:{one.line}:{one.column}: {one.rule}: {one.message}"
 

@@ -23,7 +23,7 @@ from pasta_decoding.api.opening import open_decoder
 from pasta_decoding.api.streams import Result, Stream
 from pasta_decoding.cli.console import Lanes, cache_folder, say
 from pasta_decoding.cli.options import AsJson, System, Without, command
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import to_json, write_text
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.lang.tree import Chunk
@@ -199,10 +199,8 @@ def opening(system: str | None) -> list[dict[str, str]]:
 def asked(prompt: str, system: str | None) -> list[dict[str, str]]:
     """Return the question, from standard input for `-`. Refuses what is empty or not UTF-8."""
     if prompt == "-":
-        try:
+        with errors_as("the prompt is not UTF-8", UnicodeDecodeError):
             prompt = sys.stdin.buffer.read().decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise PastaError(f"the prompt is not UTF-8 (byte {error.start})") from error
     if not prompt.strip():
         raise PastaError("the prompt is empty")
     return [*opening(system), {"role": "user", "content": prompt}]

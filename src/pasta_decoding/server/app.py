@@ -113,7 +113,7 @@ def _openai_routes(backends: Mapping[str, Backend], answer_tokens: int) -> APIRo
             else one
             for one in body.prompts
         ]
-        config, priority = body.config(answer_tokens), Priority[body.pasta_priority or "normal"]
+        config, priority = body.config(limit), Priority[body.pasta_priority or "normal"]
         logprobs = None if body.alternatives is None else body.alternatives + TAGS_AMONG
         sampling = config.sampling(logprobs=logprobs)
         requests = [

@@ -114,12 +114,12 @@ class AnswerRequest(Wire):
     def limit(self) -> int | None:
         return self.max_tokens
 
-    def config(self, answer_tokens: int) -> GenerationConfig:
+    def config(self, max_tokens: int) -> GenerationConfig:
         """Return how the answers are written; where a field is left out, as OpenAI's API has it."""
         shared = {one.name for one in fields(GenerationConfig)}
         given = {"temperature": 1.0} | self.model_dump(include=shared, exclude_none=True)
         given |= {
-            "max_tokens": self.limit or answer_tokens,
+            "max_tokens": max_tokens,
             "top_k": self.top_k if self.top_k and self.top_k > 0 else None,
             "seed": secrets.randbits(63) if self.seed in (None, -1) else self.seed,
             "parallel": self.pasta_parallel is not False,
