@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.errors import PastaError
@@ -45,7 +45,6 @@ _CHECKS: Mapping[str, _Check] = {
     "eagerness": _BIAS,
     "parallel": (bool, lambda _value: True, "true or false"),
 }
-_Part = TypeVar("_Part", Rules, SamplingParams)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +83,15 @@ class GenerationConfig:
 
     @property
     def rules(self) -> Rules:
-        return self._part(Rules)
+        return Rules(**self._shared(Rules))
 
     def sampling(self, *, logprobs: int | None = None) -> SamplingParams:
         """Return how tokens are chosen; `logprobs` is how many alternatives are reported."""
-        return replace(self._part(SamplingParams), logprobs=logprobs)
+        return SamplingParams(**self._shared(SamplingParams), logprobs=logprobs)
 
-    def _part(self, kind: type[_Part]) -> _Part:
-        shared = {one.name for one in fields(kind)} & {one.name for one in fields(self)}
-        return kind(**{name: getattr(self, name) for name in shared})
+    def _shared(self, kind: type[Any]) -> dict[str, Any]:
+        names = [one.name for one in fields(kind) if hasattr(self, one.name)]
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)

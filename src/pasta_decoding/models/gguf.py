@@ -76,7 +76,14 @@ def write_gguf(loaded: Loaded, path: Path, *, float_type: str = "F16") -> None:
     writer.add_description(_DESCRIPTION.format(ids=",".join(map(str, banned))))
     writer.add_array("tokenizer.ggml.suppress_tokens", banned)
     writer.add_file_type(FLOAT_TYPES[float_type])
-    _add_shape(writer, config)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    widths = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+    numbers = {key: getattr(config, name) for key, name in _SHAPE.items()}
+    numbers |= dict.fromkeys(widths, width)
+    numbers["rope.freq_base"] = float(config.rope_parameters["rope_theta"])
+    for key, number in numbers.items():
+        add = writer.add_float32 if isinstance(number, float) else writer.add_uint32
+        add(f"{config.model_type}.{key}", number)
     _add_vocabulary(writer, loaded)
     writer.add_string(checkpoints.GGUF_KEY, checkpoints.to_json(checkpoint))
     for name, weight in _tensors(loaded.model):
@@ -115,17 +122,6 @@ def _pre_tokenizer_name(description: Mapping[str, Any]) -> str:
 
 def _untranslated(what: str, known: Iterable[str]) -> PastaError:
     return PastaError(f"cannot export {what} to GGUF, only {', '.join(known)}", hint="--to hf")
-
-
-def _add_shape(writer: GGUFWriter, config: Any) -> None:
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    widths = ("attention.key_length", "attention.value_length", "rope.dimension_count")
-    numbers = {key: getattr(config, name) for key, name in _SHAPE.items()}
-    numbers |= dict.fromkeys(widths, width)
-    numbers["rope.freq_base"] = float(config.rope_parameters["rope_theta"])
-    for key, number in numbers.items():
-        add = writer.add_float32 if isinstance(number, float) else writer.add_uint32
-        add(f"{config.model_type}.{key}", number)
 
 
 def _add_vocabulary(writer: GGUFWriter, loaded: Loaded) -> None:
