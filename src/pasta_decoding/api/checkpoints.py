@@ -15,7 +15,7 @@ import psutil
 
 from pasta_decoding.api.config import EngineConfig, beside_whole
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, LARGE_MODEL, named_base
+from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, LARGE_MODEL
 from pasta_decoding.models.load import (
     NO_ADAPTER,
     SEQUENTIAL,
@@ -26,7 +26,7 @@ from pasta_decoding.models.load import (
     known_base,
     shipped_adapters,
 )
-from pasta_decoding.models.pull import find_base, pull
+from pasta_decoding.models.pull import find_base
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +68,7 @@ def find(config: EngineConfig, cache: Path, *, fetch: bool = False) -> ModelFile
     adapter = None if name == NO_ADAPTER else find_adapter(name)
     if adapter is not None and holds_weights(adapter):  # without its `pasta.json`: loading says so
         return ModelFiles(config, adapter, adapter, cache)
-    known = known_base(name) if config.model is None else str(config.model)
-    if fetch and named_base(config.model) and not (cache / known).exists():
-        pull(cache, known)
-    base = find_base(config.model, cache, known=known)
+    base = find_base(config.model, cache, adapter=name, fetch=fetch)
     if config.model is not None and is_whole(base) and base.suffix != ".gguf":
         if config.adapter is not None:
             raise beside_whole(config.model)

@@ -85,7 +85,7 @@ def export(
     """Write base model and adapter as one: a GGUF file, or a merged Hugging Face checkpoint."""
     file_type = gguf_type(EngineConfig(dtype=dtype).dtype)
     folder = find_adapter(adapter)
-    base = find_base(model, cache_folder(), known=known_base(adapter))
+    base = find_base(model, cache_folder(), adapter=adapter)
     if to == "hf":
         loaded = load_model(base, folder)
         if loaded.warning is not None:

@@ -19,7 +19,7 @@ from pasta_decoding.errors import PastaError, errors_as, require
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.bases import named_base
 from pasta_decoding.models.checkpoint import load
-from pasta_decoding.models.load import NO_ADAPTER, find_adapter, known_base
+from pasta_decoding.models.load import NO_ADAPTER, find_adapter
 from pasta_decoding.models.pull import find_base
 from pasta_decoding.training.config import Config, PreferenceConfig, SftConfig, keys, read_config
 
@@ -53,7 +53,7 @@ def sft(
     require_training(config)
     from pasta_decoding.training.sft import train_sft
 
-    base = find_base(model, cache_folder(), known=known_base(config.start or NO_ADAPTER))
+    base = find_base(model, cache_folder(), adapter=config.start or NO_ADAPTER)
     rows, held_out = rows_of(config.data), rows_of(config.eval_data)
     known = {row.asked for row in rows}
     if both := sum(row.asked in known for row in held_out):
@@ -91,7 +91,7 @@ def preference(
     policy, baseline = (str(find_adapter(name)) for name in (config.policy, config.baseline))
     from pasta_decoding.training.preference import PreferenceRun, settled, share_samples
 
-    base = find_base(model, cache_folder(), known=known_base(policy))
+    base = find_base(model, cache_folder(), adapter=policy)
     config = settled(replace(config, policy=policy, baseline=baseline), base)
     if samples_from is not None:
         share_samples(samples_from, out, config)

@@ -17,6 +17,7 @@ from pathlib import Path
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import sha256
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, BaseModel, model_path, named_base
+from pasta_decoding.models.load import NO_ADAPTER, known_base
 
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -46,14 +47,21 @@ def pull(cache: Path, name: str = DEFAULT_MODEL) -> Path:
     return file
 
 
-def find_base(model: Path | None, cache: Path, *, known: str = DEFAULT_MODEL) -> Path:
+def find_base(
+    model: Path | None, cache: Path, *, adapter: str = NO_ADAPTER, fetch: bool = False
+) -> Path:
     """Return a base model's folder or GGUF file, given as that, or by name.
 
-    None: the model `known`. A name is that of a known model, or `owner/name` on the hub, from where
-    it comes into that client's own cache, once.
+    A name is that of a known model, which must be in `cache` unless it may be fetched, or
+    `owner/name` on the hub, from where it comes into that client's own cache, once.
+
+    model: None takes the adapter's, if that is known, or the default one.
     """
     if model is None or named_base(model):
-        return model_path(cache, known if model is None else str(model))
+        name = known_base(adapter) if model is None else str(model)
+        return (
+            pull(cache, name) if fetch and not (cache / name).exists() else model_path(cache, name)
+        )
     name = model.as_posix()
     if model.exists() or not _HUB_NAME.fullmatch(name):
         return model
