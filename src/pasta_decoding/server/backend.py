@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -139,9 +138,8 @@ class Answers:
         self.choices = choices
         self.cancels: dict[int, Cancel] = {}
         self._backend = backend
-        self._live, self._unshown = set(range(choices)), set(range(choices))
+        self._live = set(range(choices))
         self._items: asyncio.Queue[tuple[int, Progress | Answer | ApiError]] = asyncio.Queue()
-        self._submitted_s = time.perf_counter()
         backend.unended += choices
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Progress | Answer]]:
@@ -154,25 +152,19 @@ class Answers:
     def take(self, choice: int, news: News) -> None:
         if choice not in self._live:
             return  # nobody wants it any more
+        item: Any = news
         match news:
-            case Progress(_, text):
-                if text and choice in self._unshown:
-                    self._unshown.remove(choice)
-                    self._observe("time_to_first_token_seconds")
-                self._items.put_nowait((choice, news))
             case Failure(error):
                 self._end(choice, "failed")
                 if not isinstance(error, ClosedError):
                     known = isinstance(error, PastaError)
                     log.warning("an answer failed: %s", error, exc_info=None if known else error)
-                told = errors.failure(error, stopping=self._backend.stopping)
-                self._items.put_nowait((choice, told))
-            case _:
+                item = errors.failure(error, stopping=self._backend.stopping)
+            case Answer():
                 end = "stop_string" if news.stopped else "length" if news.hit_limit else "stop"
                 self._end(choice, end)
                 self._backend.metrics.answered(news, end)
-                self._observe("answer_seconds")
-                self._items.put_nowait((choice, news))
+        self._items.put_nowait((choice, item))
 
     def close(self) -> None:
         for choice in list(self._live):
@@ -183,6 +175,3 @@ class Answers:
         self._live.remove(choice)
         self._backend.unended -= 1
         self._backend.metrics.count("answers", 1, end)
-
-    def _observe(self, name: str) -> None:
-        self._backend.metrics.observe(name, time.perf_counter() - self._submitted_s)

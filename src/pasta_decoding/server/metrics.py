@@ -28,7 +28,7 @@ METRICS: tuple[tuple[Any, str, str, dict[str, Any]], ...] = (
     (Counter, "remote_prompt_tokens", "Prompt tokens of completions.", {}),
     (Counter, "remote_cached_tokens", "Of these, tokens in the servers' prefix caches.", {}),
     (Histogram, "step_width", "Threads that wrote in a step.", WIDTHS),
-    (Histogram, "time_to_first_token_seconds", "Request to first text, with its queue.", SECONDS),
+    (Histogram, "time_to_first_token_seconds", "Request to first token, with its queue.", SECONDS),
     (Histogram, "answer_seconds", "Request to the end of its answer.", SECONDS),
     (Gauge, "live_threads", "Threads that write now or wait for their turn.", {}),
     (Gauge, "running", "Answers being written.", {}),
@@ -63,6 +63,8 @@ class Metrics:
         self.count("chunks", answer.chunks)
         self.count("trimmed_tokens", answer.trimmed_tokens)
         self.count("interventions", answer.interventions)
+        self.observe("time_to_first_token_seconds", answer.first_token_s or answer.seconds)
+        self.observe("answer_seconds", answer.seconds)
         if end != "stop_string":  # which cuts chunks off as well
             self.count("truncations", answer.truncated_chunks + answer.hit_limit)
 
