@@ -118,17 +118,17 @@ class NativeDecoder:
         self._library, self._kinds = library, sorted(set(weights.kinds))
         self._layers = (_Layer * count)()
         self._norm_I = weights.norm("model.norm")
-        self._held: list[object] = [slots_2LGSD]
+        self._held: list[object] = [slots_2LGSD]  # what the structs point to
         for number, layer in enumerate(weights.layers()):
             own = self._layers[number]
             own.kind = self._kinds.index(weights.kinds[number])
             own.keys, own.values = map(_address, slots_2LGSD[:, number])
+            linear = {name: NativeLinear(library, parts) for name, parts in layer.linear.items()}
+            for name, one in linear.items():
+                setattr(own, name, one.pointer)
             for name, norm_I in layer.norms.items():
                 setattr(own, name, _address(norm_I))
-            for name, parts in layer.linear.items():
-                linear = NativeLinear(library, parts)
-                setattr(own, name, linear.pointer)
-                self._held += linear, layer.norms
+            self._held += linear, layer.norms
         self._model = _Model(
             ctypes.addressof(self._layers), _address(self._norm_I), count, config.hidden_size,
             config.num_attention_heads, kv_heads, head_width, slots, config.rms_norm_eps,
@@ -138,12 +138,9 @@ class NativeDecoder:
 
     def __call__(self, hidden_QI: Tensor, kinds: Mapping[str, AttentionMetadata]) -> Tensor:
         hidden_QI = hidden_QI.contiguous()
-        metadata = (_Metadata * len(self._kinds))(
-            *(
-                _Metadata(*map(_address, kinds[one]), len(kinds[one].table_N6))
-                for one in self._kinds
-            )
-        )
+        ordered = [kinds[kind] for kind in self._kinds]
+        structs = [_Metadata(*map(_address, one), len(one.table_N6)) for one in ordered]
+        metadata = (_Metadata * len(structs))(*structs)
         self._library.pasta_pass(
             self._model, metadata, _address(hidden_QI), len(hidden_QI), torch.get_num_threads()
         )
