@@ -10,7 +10,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # One that the small model answers well, too.
 QUESTION ?= How can I learn a new language?
 DEFAULT_TESTS := not gpu and not llama and not remote and not slow
-BENCHMARKS ?= width_cost peers throughput
+BENCHMARKS ?= width_cost peers
 # For example: make bench BENCHMARKS=peers BENCH_OPTIONS="--engines llama:F16 llama:Q4_0"
 BENCH_OPTIONS ?=
 # Tests of tiny models use one core each; two processes share the files.

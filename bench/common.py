@@ -1,18 +1,16 @@
-"""What the benchmarks share: repeated timings, one JSON line a result, and the engines."""
+"""What the benchmarks share: the engines, ratios, and one JSON line a result."""
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
-import time
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
 
 import numpy as np
 
@@ -23,11 +21,9 @@ from pasta_decoding.evaluation.metrics import geometric
 from pasta_decoding.evaluation.records import commit, machine
 from pasta_decoding.runtime.decoder import LocalDecoder
 
-Name = TypeVar("Name")
-Found = TypeVar("Found")
-
-RESULTS = Path(__file__).parent / "results"
-SAMPLE = Path(__file__).parents[1] / "examples" / "annotated.jsonl"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench" / "results"
+sys.path.insert(0, str(ROOT))  # answers are forced, and servers run, by helpers of the tests
 
 
 def spread(values: Sequence[float], digits: int = 6) -> dict[str, float]:
@@ -37,39 +33,19 @@ def spread(values: Sequence[float], digits: int = 6) -> dict[str, float]:
 
 
 def ratio(slow: Sequence[float], fast: Sequence[float]) -> dict[str, float | None]:
-    """Return the geometric mean of paired ratios, with its bootstrap interval of 95 %."""
-    found = asdict(geometric(np.asarray(slow) / np.asarray(fast)))
+    """Return the median of paired ratios; their geometric mean, and its interval of 95 %."""
+    ratios_P = np.asarray(slow) / np.asarray(fast)
+    mean = asdict(geometric(ratios_P))
+    found = {"median": float(np.median(ratios_P)), "mean": mean.pop("value"), **mean}
     return {name: value and round(value, 3) for name, value in found.items()}
 
 
-def interleaved(
-    calls: dict[Name, Callable[[], Found]], repeats: int, *, warm: bool = True
-) -> dict[Name, list[Found]]:
-    """Call each in turn, `repeats` times round; `warm`: after one round that does not count."""
-    values: dict[Name, list[Found]] = {name: [] for name in calls}
-    gc.disable()
-    for call in calls.values() if warm else ():
-        call()
-    for _ in range(repeats):
-        for name, call in calls.items():
-            values[name].append(call())
-    gc.enable()
-    return values
-
-
-def seconds_of(call: Callable[[], object]) -> float:
-    """Return how long a call takes."""
-    began_s = time.perf_counter()
-    call()
-    return time.perf_counter() - began_s
-
-
-def emit(benchmark: str, **fields: object) -> None:
-    """Print one JSON line, and add it to `bench/results/BENCHMARK.jsonl`."""
+def emit(benchmark: str, *, shown: str | None = None, **fields: object) -> None:
+    """Print a JSON line, or `shown` in its place, and add it to `bench/results/BENCHMARK.jsonl`."""
     when = datetime.now(UTC).strftime("%Y-%m-%d")
     where = {"machine": machine(), "commit": commit(), "date": when}
     line = json.dumps({"benchmark": benchmark, **fields, **where})
-    print(line, flush=True)
+    print(line if shown is None else shown, flush=True)
     if "BENCH_DRY" not in os.environ:
         RESULTS.mkdir(exist_ok=True)
         with (RESULTS / f"{benchmark}.jsonl").open("a", encoding="utf-8") as lines:
@@ -89,7 +65,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--adapter")
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--ctx", type=int, default=8192)
+    parser.add_argument("--ctx", type=int, default=8192, help="tokens of all requests together")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--device")
     return parser

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from common import emit
 from transformers import AutoConfig, AutoModelForCausalLM
-from width_cost import SHAPES as LLAMAS
 
 from pasta_decoding.engines.base import Feed
 from pasta_decoding.engines.torch import TorchEngine
@@ -32,8 +31,17 @@ QWEN = {
     "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
     "max_position_embeddings": 32_768, "tie_word_embeddings": True,
 }  # fmt: skip
-SHAPES: dict[str, tuple[str, dict[str, Any]]] = {"1.5b": ("qwen2", QWEN)}
-SHAPES |= {name: ("llama", settings) for name, settings in LLAMAS.items()}
+LLAMA = {
+    "vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+}  # fmt: skip
+TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "1.5b": ("qwen2", QWEN),
+    "llama-3-8b": ("llama", LLAMA),
+    "tiny": ("llama", TINY),
+}
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0),
     "temperature": SamplingParams(temperature=1),

@@ -1,150 +1,178 @@
 """The same prompts and weights: `transformers.generate`, llama.cpp's own loop, and Pasta.
 
-    python bench/peers.py --engines fast:auto --rivals llama:BF16 llama:Q4_0
+    python bench/peers.py --engines fast:auto --rivals llama:auto --clients 1 4 16
+    python bench/peers.py --engines fast:auto --rivals llama:auto --replay annotated.jsonl.gz
 
 Greedy, control tokens banned except in Pasta's parallel mode. All engines are loaded at once and
-take turns prompt by prompt, so that ratios are of one run; of `--rivals` only the library's loop
-runs. Each writes up to the limit or its own end. Seconds are for a plain token and for a whole
-answer, prompt included. The rivals of a GGUF file decode it without an adapter.
+take turns, so ratios are of one run; of `--rivals` only the library's loop runs, and without an
+adapter if it decodes a GGUF file. A turn has as many prompts as clients: they arrive together, and
+each engine decodes them together, llama.cpp as the sequences of one batch. Seconds are for a plain
+token of all clients and for a whole answer, prompt included. With `--replay` annotated answers are
+forced, of those with `--chunks` chunks or more, and the rivals write the same plain text; nothing
+samples then. `--out FILE` keeps each turn, and the same command goes on behind the last one.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from common import SAMPLE, arguments, decoder_named, emit, interleaved, ratio, seconds_of, spread
-from llama_loop import greedy, llama_loop
+from common import ROOT, arguments, decoder_named, emit, ratio, spread
+from drivers import Task, Timed, by_llama, by_pasta, by_transformers
 
-from pasta_decoding.data.rows import read_questions
+from pasta_decoding.data.rows import read_questions, read_rows
 from pasta_decoding.engines.llama import LlamaEngine
 from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.lang.tree import Chunk, read
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 
-RIVAL = "llama.cpp loop"
-Peer = tuple[str, str]
-"""An engine's name and who drives it."""
-Call = Callable[[], tuple[float, float]]
-"""Returns the seconds of an answer, and of each of its tokens."""
+LIBRARIES: dict[str, tuple[type, Callable[[LocalDecoder, Sequence[Task], int], Timed]]] = {
+    "llama.cpp loop": (LlamaEngine, by_llama),
+    "transformers generate": (TorchEngine, by_transformers),
+}
+FIGURES = ("token_s", "answer_s", "token_behind_prompt_s")
+Peer = tuple[int, str, str]
+"""How many clients, an engine's name, and who drives it."""
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--questions", type=Path, default=SAMPLE, help="with `instruction`s")
-    parser.add_argument("--rivals", nargs="*", default=[], help="llama:BF16, llama:Q4_0, ...")
-    parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--prompts", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
-    prompts = [one.instruction for one in read_questions(options.questions)][: options.prompts]
-    decoders = [decoder_named(name, options) for name in options.engines]
+    options = parsed()
+    tasks, values = tasks_of(options), kept(options)
+    own = [decoder_named(name, options) for name in options.engines]
     alone = options.model is not None and options.model.suffix == ".gguf"
     without = Namespace(**{**vars(options), "adapter": "none"}) if alone else options
     rivals = [decoder_named(name, without) for name in options.rivals]
-    found: dict[Peer, list[tuple[float, float]]] = {}
-    for number, prompt in enumerate(prompts):
-        calls: dict[Peer, Call] = {}
-        for decoder in [*decoders, *rivals]:
-            calls |= calls_of(decoder, prompt, options.max_tokens, decoder in decoders)
-        for peer, values in interleaved(calls, options.repeats, warm=not number).items():
-            found.setdefault(peer, []).append(tuple(np.median(values, axis=0).tolist()))
-        print(f"{number + 1} of {len(prompts)} prompts", file=sys.stderr)
-    report(found, options.max_tokens, options.adapter)
+    for decoder in [*own, *rivals]:  # a cold engine is slow
+        decoder.answer(decoder.request(tasks[0].prompt, Rules(max_tokens=4), SamplingParams()))
+    turns = list(turns_of(tasks, options.clients))
+    for number in range(len(values), len(turns)):
+        calls: dict[Peer, Callable[[], Timed]] = {}
+        for decoder in own:
+            calls |= pasta_calls(decoder, turns[number], options.max_tokens)
+        for decoder in [*own, *rivals]:
+            calls |= library_calls(decoder, turns[number], options.max_tokens)
+        values.append({peer: call() for peer, call in calls.items()})
+        keep(options.out, values[-1])
+        print(f"{number + 1} of {len(turns)} turns", file=sys.stderr)
+    report(values, options)
 
 
-def report(
-    found: dict[Peer, list[tuple[float, float]]], max_tokens: int, adapter: str | None
-) -> None:
-    """Print a line for each peer: its seconds, and how many times as fast it is as each rival."""
-    rivals = {engine: values for (engine, peer), values in found.items() if peer == RIVAL}
-    for (engine, peer), values in found.items():
-        emit(
-            "peers",
-            engine=engine,
-            peer=peer,
-            adapter=adapter,
-            prompts=len(values),
-            max_tokens=max_tokens,
-            seconds_per_token=spread([per_token for _, per_token in values]),
-            seconds_per_answer=spread([whole for whole, _ in values]),
-            times_as_fast_as={
-                f"{RIVAL}, {rival}, {what}": ratio(
-                    *([v[n] for v in both] for both in (theirs, values))
-                )
-                for rival, theirs in rivals.items()
-                for n, what in enumerate(("answer", "token"))
-            },
-        )
+def parsed() -> Namespace:
+    parser = arguments(__doc__)
+    add = parser.add_argument
+    add("--questions", type=Path, default=ROOT / "examples" / "annotated.jsonl")
+    add("--replay", type=Path, metavar="FILE", help="annotated answers to force")
+    add("--chunks", type=int, default=4, help="the fewest of a forced answer")
+    add("--rivals", nargs="*", default=[], help="llama:auto, torch:auto, ...")
+    add("--clients", type=int, nargs="+", default=[1])
+    add("--max-tokens", type=int, default=96, help="of an answer that is not forced")
+    add("--prompts", type=int, default=5, help="for each number of clients")
+    add("--out", type=Path, metavar="FILE", help="keep turns here, and go on")
+    add("--json", action="store_true", help="print lines of JSON")
+    return parser.parse_args()
 
 
-def calls_of(
-    decoder: LocalDecoder, prompt: str, max_tokens: int, ours_too: bool
-) -> dict[Peer, Call]:
-    """Return Pasta's two ways to write the answer, and the loop of the library below the engine."""
-    engine, calls = decoder.engine, {}
-    if not engine.name.startswith("fast"):
-        name = RIVAL if isinstance(engine, LlamaEngine) else "transformers generate"
-        ids = decoder.prompt_ids(prompt, max_tokens)
-        calls[engine.name, name] = partial(library_loop, decoder, ids, max_tokens)
-    for mode in ("sequential", "parallel") if ours_too else ():
-        parallel = mode == "parallel"
-        calls[engine.name, f"pasta {mode}"] = partial(ours, decoder, prompt, max_tokens, parallel)
+def tasks_of(options: Namespace) -> list[Task]:
+    """Return the first prompts, or answers with enough chunks from all of the file."""
+    if options.replay is None:
+        questions = read_questions(options.questions)
+        return [Task(one.instruction) for one in questions][: options.prompts]
+    tasks = [Task(row.instruction, read(row.response)) for row in read_rows(options.replay)]
+    found = [
+        task
+        for task in tasks
+        if sum(isinstance(node, Chunk) for node in task.tree or ()) >= options.chunks
+    ]
+    if not found:
+        raise SystemExit(f"no answer in {options.replay} has {options.chunks} chunks")
+    return found[:: max(1, len(found) // options.prompts)][: options.prompts]
+
+
+def turns_of(tasks: Sequence[Task], clients: Sequence[int]) -> Iterator[list[Task]]:
+    """Yield what is decoded together: all tasks for each number of clients, in full turns."""
+    for number in clients:
+        for start in range(0, max(1, len(tasks) - number + 1), number):
+            yield [tasks[(start + n) % len(tasks)] for n in range(number)]
+
+
+def pasta_calls(
+    decoder: LocalDecoder, turn: Sequence[Task], max_tokens: int
+) -> dict[Peer, Callable[[], Timed]]:
+    calls: dict[Peer, Callable[[], Timed]] = {}
+    for mode in ("sequential", "parallel"):
+        call = partial(by_pasta, decoder, turn, max_tokens, parallel=mode == "parallel")
+        calls[len(turn), decoder.engine.name, f"pasta {mode}"] = call
     return calls
 
 
-def library_loop(
-    decoder: LocalDecoder, ids: tuple[int, ...], max_tokens: int
-) -> tuple[float, float]:
-    """Time the library's own greedy loop."""
-    banned = sorted(decoder.vocabulary.control.ids)
-    if isinstance(decoder.engine, LlamaEngine):
-        choose, written = greedy(banned, decoder.vocabulary.eos_ids, max_tokens)
-        taken_s = llama_loop(decoder.engine, ids, choose)
-        return taken_s, taken_s / len(written)
-    assert isinstance(decoder.engine, TorchEngine), "the engines with a library below"
-    return generate(decoder.engine.model, ids, max_tokens, banned)
+def library_calls(
+    decoder: LocalDecoder, turn: Sequence[Task], max_tokens: int
+) -> dict[Peer, Callable[[], Timed]]:
+    """Return the greedy loop of the library below the engine, if it has one."""
+    return {
+        (len(turn), decoder.engine.name, name): partial(call, decoder, turn, max_tokens)
+        for name, (kind, call) in LIBRARIES.items()
+        if isinstance(decoder.engine, kind)
+    }
 
 
-def generate(
-    model: Any, ids: tuple[int, ...], max_tokens: int, banned: list[int]
-) -> tuple[float, float]:
-    """Time `generate` with transformers' own attention and cache."""
-    import torch
-
-    ours_ = model.config._attn_implementation
-    model.set_attn_implementation("sdpa")
-    prompt = torch.tensor([ids], device=model.device)
-    began_s = time.perf_counter()
-    output = model.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=max_tokens,
-        do_sample=False,
-        suppress_tokens=banned,
-    )
-    taken_s = time.perf_counter() - began_s
-    model.set_attn_implementation(ours_)
-    return taken_s, taken_s / (output.shape[1] - len(ids))
+def kept(options: Namespace) -> list[dict[Peer, Timed]]:
+    """Return the turns that an earlier run kept; begin the file if there is none."""
+    if options.out is None:
+        return []
+    settings = {name: str(value) for name, value in vars(options).items() if name != "json"}
+    if not options.out.exists():
+        options.out.write_text(json.dumps(settings) + "\n", encoding="utf-8")
+    first, *lines = options.out.read_text(encoding="utf-8").splitlines()
+    if json.loads(first) != settings:
+        raise SystemExit(f"{options.out} is of a run with other options")
+    return [{tuple(peer): Timed(**one) for peer, one in json.loads(line)} for line in lines]
 
 
-def ours(
-    decoder: LocalDecoder, prompt: str, max_tokens: int, parallel: bool
-) -> tuple[float, float]:
-    """Time Pasta, for each plain token (parallel) or token (sequential)."""
-    rules = Rules(max_tokens=max_tokens, parallel=parallel)
-    request = decoder.request(prompt, rules, SamplingParams())
-    answers = []
-    taken_s = seconds_of(lambda: answers.append(decoder.answer(request)))
-    (answer,) = answers
-    tokens = decoder.plain_tokens(answer.text) if parallel else answer.fed_tokens + 1
-    return taken_s, taken_s / max(1, tokens)
+def keep(out: Path | None, values: dict[Peer, Timed]) -> None:
+    if out is not None:
+        with out.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps([[peer, asdict(one)] for peer, one in values.items()]) + "\n")
+
+
+def report(turns: Sequence[dict[Peer, Timed]], options: Namespace) -> None:
+    """Print a line for each peer: its seconds, and how many times as fast it is as each rival."""
+    found: dict[Peer, dict[str, list[float]]] = {}
+    for peer, one in (pair for turn in turns for pair in turn.items()):
+        for name, values in found.setdefault(peer, {name: [] for name in FIGURES}).items():
+            values.append(getattr(one, name))
+    if not options.json:
+        print(f"{'clients':>7}  {'':42}{'s/token':>9}{'s/answer':>10}  times as fast, a token")
+    for (clients, engine, name), own in found.items():
+        faster: dict[str, dict[str, Any]] = {
+            f"{other}, {rival}": {one: ratio(theirs[one], own[one]) for one in FIGURES}
+            for (number, rival, other), theirs in found.items()
+            if number == clients and other in LIBRARIES
+        }
+        seconds = {one: spread(values) for one, values in own.items()}
+        token_s, answer_s = seconds["token_s"]["median"], seconds["answer_s"]["median"]
+        against = ", ".join(f"{one['token_s']['median']} ({peer})" for peer, one in faster.items())
+        row = f"{clients:7}  {engine + ', ' + name:42}{token_s:9.4f}{answer_s:10.2f}  {against}"
+        emit(
+            "peers",
+            shown=None if options.json else row,
+            engine=engine,
+            peer=name,
+            clients=clients,
+            adapter=options.adapter,
+            replay=options.replay and options.replay.name,
+            turns=len(own["token_s"]),
+            max_tokens=options.max_tokens,
+            seconds=seconds,
+            times_as_fast_as=faster,
+        )
 
 
 if __name__ == "__main__":

@@ -1,38 +1,23 @@
 """Step time against the number of threads of one answer, and against the number of requests.
 
-    python bench/width_cost.py --engines torch:bfloat16 llama:BF16
-    python bench/width_cost.py --shape llama-3-8b --device cuda
+    python bench/width_cost.py --engines fast:auto llama:auto --model model.gguf --adapter none
 
 Every thread of an answer sees the same slots; every request has slots of its own. The engines take
-turns. `cost` is relative to one thread of the same engine. With `--shape` the torch engine has
-random weights of that shape and steps of few sizes, which are CUDA graphs on a GPU.
+turns. `cost` is relative to one thread of the same engine. `gpu_step.py` is for GPUs.
 """
 
 from __future__ import annotations
 
-import argparse
+import gc
+import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-import torch
-from common import arguments, decoder_named, emit, interleaved, seconds_of, spread
+from common import arguments, decoder_named, emit, spread
 
 from pasta_decoding.engines.base import Branch, Engine, Feed
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
-SHAPES: dict[str, dict[str, Any]] = {
-    "llama-3-8b": {
-        "vocab_size": 128_256,
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 8192,
-    },
-    "tiny": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2},
-}
 
 
 def main() -> None:
@@ -40,40 +25,26 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=256, help="tokens that a thread sees")
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--shape", choices=SHAPES, help="random weights instead of a checkpoint")
     options = parser.parse_args()
-    engines = engines_of(options)
+    engines = [decoder_named(name, options).engine for name in options.engines]
     kinds = {"threads": open_threads, "requests": open_requests}
     calls: dict[tuple[str, str, int], Callable[[], float]] = {
-        (name, kind, width): partial(step, engine, opened, width, options.slots)
-        for name, engine in engines.items()
+        (engine.name, kind, width): partial(step, engine, opened, width, options.slots)
+        for engine in engines
         for kind, opened in kinds.items()
         for width in options.widths
     }
-    values = interleaved(calls, options.repeats)
-    for (name, kind, width), seconds in values.items():
-        one = spread(values[name, "threads", options.widths[0]])["median"]
+    values: dict[tuple[str, str, int], list[float]] = {name: [] for name in calls}
+    gc.disable()
+    for _ in range(options.repeats + 1):
+        for name, call in calls.items():
+            values[name].append(call())
+    for (name, kind, width), (_warming, *seconds) in values.items():
+        one = spread(values[name, "threads", options.widths[0]][1:])["median"]
         found = spread(seconds)
         cost = round(found["median"] / one, 3)
         fields = {"engine": name, kind: width, "slots": options.slots}
         emit("width_cost", **fields, seconds=found, cost=cost)
-
-
-def engines_of(options: argparse.Namespace) -> dict[str, Engine]:
-    """Return the engines by name: those of a checkpoint, or one over random weights."""
-    if options.shape is None:
-        decoders = [decoder_named(name, options) for name in options.engines]
-        return {decoder.engine.name: decoder.engine for decoder in decoders}
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    from pasta_decoding.engines.torch import TorchEngine
-
-    torch.manual_seed(0)
-    with torch.device(options.device or "cpu"):
-        config = LlamaConfig(**SHAPES[options.shape])
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    engine = TorchEngine(model, cache_tokens=options.ctx, paged=True)
-    return {f"{engine.name}, {options.shape}": engine}
 
 
 def open_threads(engine: Engine, width: int, slots: int) -> list[Branch]:
@@ -99,13 +70,13 @@ def step(
 ) -> float:
     """Return the seconds of one step of `width` branches."""
     branches = opened(engine, width, slots)
-    if torch.cuda.is_available():  # prompts want no logits, so nothing waited for their passes
-        torch.cuda.synchronize()
     feeds = [Feed((branch,), (1,), (slots,)) for branch in branches]
-    taken = seconds_of(lambda: engine.step(feeds))
+    began_s = time.perf_counter()
+    engine.step(feeds)
+    taken_s = time.perf_counter() - began_s
     for branch in branches:
         engine.close(branch)
-    return taken
+    return taken_s
 
 
 if __name__ == "__main__":

@@ -7,10 +7,16 @@ import json
 import runpy
 import sys
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from pasta_decoding.runtime.loop import EngineLoop
+from pasta_decoding.runtime.request import Request, SamplingParams
+from pasta_decoding.runtime.sampler import Sampler
+from tests.checkpoint import TinyCheckpoint
 
 BENCH = Path(__file__).parents[2] / "bench"
 
@@ -38,9 +44,14 @@ def run(script: str, *arguments: object) -> None:
                 raise
 
 
-def test_a_step_has_a_line_for_each_number_of_threads_and_of_requests() -> None:
-    sizes = ("--shape", "tiny", "--widths", 1, 2, "--repeats", 1, "--slots", 16, "--ctx", 512)
-    found = lines_of("width_cost.py", *sizes)
+@pytest.fixture(scope="module")
+def tiny(tiny_checkpoint: TinyCheckpoint) -> list[object]:
+    return ["--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter]
+
+
+def test_a_step_has_a_line_for_each_number_of_threads_and_of_requests(tiny: list[object]) -> None:
+    sizes = ("--widths", 1, 2, "--repeats", 1, "--slots", 16, "--ctx", 512)
+    found = lines_of("width_cost.py", *tiny, "--engines", "torch:float32", *sizes)
     assert [(line.get("threads"), line.get("requests")) for line in found] == [
         (1, None),
         (2, None),
@@ -48,3 +59,54 @@ def test_a_step_has_a_line_for_each_number_of_threads_and_of_requests() -> None:
         (None, 2),
     ]
     assert all(line["seconds"]["min"] > 0 for line in found)
+
+
+@pytest.mark.parametrize("replay", [False, True])
+def test_peers_take_turns_and_go_on_where_they_were(
+    tiny: list[object], replay: bool, tmp_path: Path
+) -> None:
+    chunks = "".join(f'<promise topic="{n}" tokens="20"/><async>Part {n}.</async>' for n in "ab")
+    rows = [{"instruction": f"{n}?", "response": f"Yes. {chunks}"} for n in range(2)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    forced = ("--replay", tmp_path / "rows.jsonl", "--chunks", 2) if replay else ()
+    sizes = ("--clients", 1, 2, "--prompts", 2, "--max-tokens", 4, "--out", tmp_path / "turns")
+    options = (*tiny, "--engines", "torch:float32", *sizes, *forced)
+    found = lines_of("peers.py", *options, "--json")
+    peers = ["pasta sequential", "pasta parallel", "transformers generate"]
+    assert [(line["clients"], line["turns"], line["peer"]) for line in found] == [
+        (clients, turns, peer) for clients, turns in ((1, 2), (2, 1)) for peer in peers
+    ]
+    itself = found[2]["times_as_fast_as"]["transformers generate, torch float32"]
+    assert itself["token_s"]["median"] == 1
+    assert found == lines_of("peers.py", *options, "--json")  # nothing is timed again
+    with pytest.raises(SystemExit, match="of a run with other options"):
+        run("peers.py", *options, "--max-tokens", 5)
+
+
+@pytest.mark.parametrize("door", [(), ("--http",)])
+def test_a_soak_finds_the_answers_that_are_decoded_alone(
+    tiny: list[object], door: tuple[str, ...]
+) -> None:
+    sizes = ("--clients", 3, "--answers", 4, "--max-tokens", 8, "--pause", 0.01, "--requests", 40)
+    (line,) = lines_of("soak.py", *tiny, "--engines", "torch:float32", *sizes, *door)
+    assert line["ends"].keys() == {"answered", "left"}
+    assert sum(line["ends"].values()) == 40
+    assert (line["differences"], line["slots_held"]) == ([], 0)
+
+
+def test_a_soak_lists_what_differs_with_the_gap_of_its_first_token(
+    tiny: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The engine's thread samples with another seed."""
+    submit = EngineLoop.submit
+
+    def other(loop: EngineLoop, request: Request, *rest: Any) -> Any:
+        return submit(loop, replace(request, sampler=Sampler(SamplingParams(1, seed=9))), *rest)
+
+    monkeypatch.setattr(EngineLoop, "submit", other)
+    sizes = ("--clients", 2, "--answers", 2, "--max-tokens", 8, "--pause", 0.01, "--requests", 9)
+    with pytest.raises(SystemExit, match="not sound: torch:float32"):
+        run("soak.py", *tiny, "--engines", "torch:float32", *sizes)
+    found = json.loads(capsys.readouterr().out)["differences"]
+    assert found
+    assert all(0 < one["gap"] < 50 and one["thread"] == 0 for one in found)

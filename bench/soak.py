@@ -1,0 +1,216 @@
+"""Many clients for a time: every answer must be the one that its request gets alone.
+
+    python bench/soak.py --engines torch:float32 fast:auto --minutes 60
+    python bench/soak.py --engines fast:auto --http --requests 10000
+
+First `--answers` requests are decoded one after the other, each with a seed and a temperature of
+its own. Then `--clients` threads ask for them at random: they pause, choose a priority and a
+number of threads, and some leave before the end. An answer that differs is listed with the gap of
+its first other token: how far the two best scores lay apart, as logits, noise included. A gap
+under `--near` is a near-tie, which rounding decides. With `--http` the clients ask a server of this
+process, and leave by closing the connection. The exit status is 1 if an answer differs by more than
+a near-tie, if an error came, if slots are held in the end, or if memory grew by more than 5 %.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+from random import Random
+from threading import Thread
+from typing import Any
+
+import httpx2
+import numpy as np
+import psutil
+from alone import Lone, decoded_alone, difference
+from common import ROOT, arguments, decoder_named, emit
+
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.decoder import LocalDecoder
+from pasta_decoding.runtime.loop import EngineLoop, Failure, News
+from pasta_decoding.runtime.request import Priority
+from pasta_decoding.runtime.sampler import Sampler
+from tests.server.running import MODEL, running
+
+LEAVE = 0.25
+"""The share of requests whose client leaves before the end."""
+GROWTH, TIMEOUT_S = 1.05, 600.0
+Ask = Callable[[Lone, Random], Answer | str | None]
+"""Asks for an answer, whole or as text; None if the client left before its end."""
+
+
+@contextmanager
+def by_loop(decoder: LocalDecoder, options: Namespace) -> Iterator[Ask]:
+    """Ask the thread that owns the engine."""
+
+    def ask(lone: Lone, chance: Random) -> Answer | None:
+        rules = replace(lone.request.rules, max_threads=chance.choice([1, 2, 4, 32]))
+        news: SimpleQueue[News] = SimpleQueue()
+        priority = chance.choice(list(Priority))
+        cancel = loop.submit(replace(lone.request, rules=rules, priority=priority), news.put)
+        patience = patience_of(chance, options)
+        for heard in count():
+            if heard == patience:
+                cancel()
+                break
+            match one := news.get(timeout=TIMEOUT_S):
+                case Failure():
+                    raise one.error
+                case Answer():
+                    return one
+        return None
+
+    with closing(EngineLoop(decoder, max_requests=options.together)) as loop:
+        yield ask
+
+
+@contextmanager
+def by_http(decoder: LocalDecoder, options: Namespace) -> Iterator[Ask]:
+    """Ask a server of this process."""
+
+    def ask(lone: Lone, chance: Random) -> str | None:
+        assert isinstance(lone.request.sampler, Sampler), "nothing else is asked for"
+        sampling = lone.request.sampler.params
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": lone.question}],
+            "max_tokens": lone.request.rules.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+            "stream": True,
+        }
+        patience, text = patience_of(chance, options), ""
+        with httpx2.stream("POST", url, json=body, timeout=TIMEOUT_S) as reply:
+            reply.raise_for_status()
+            for heard, line in enumerate(reply.iter_lines()):
+                if heard == patience:
+                    return None
+                if line.startswith("data: {"):
+                    (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+                    text += choice["delta"].get("content") or ""
+        return text
+
+    with running(decoder, max_requests=options.together, max_queue=options.clients) as server:
+        url = f"{server.url}/v1/chat/completions"
+        yield ask
+        server.wait_until_idle()
+
+
+def patience_of(chance: Random, options: Namespace) -> int | None:
+    """Return after how much news a client leaves; None if it stays."""
+    return chance.randrange(options.max_tokens) if chance.random() < LEAVE else None
+
+
+@dataclass
+class Clients:
+    """All that ask, and what became of it."""
+
+    ask: Ask
+    lone: Sequence[Lone]
+    close: int
+    options: Namespace
+    ends: Counter[str] = field(default_factory=Counter)
+    differences: list[dict[str, Any]] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    def run(self) -> None:
+        """Let them ask for the minutes, or for the number of requests."""
+        began_s, last_s = time.monotonic(), 60 * self.options.minutes
+        threads = [Thread(target=self._client, args=(n,)) for n in range(self.options.clients)]
+        for thread in threads:
+            thread.start()
+        process, share = psutil.Process(), 0.0
+        while any(thread.is_alive() for thread in threads):
+            time.sleep(min(1.0, last_s / 50))
+            done = self.ends.total() / (self.options.requests or np.inf)
+            if max(done, (time.monotonic() - began_s) / last_s) >= share:
+                share += 0.1
+                self.memory.append(process.memory_info().rss)
+                told = f"{dict(self.ends)}, {len(self.differences)} differ"
+                print(f"{(time.monotonic() - began_s) / 60:.1f} minutes: {told}", file=sys.stderr)
+            if time.monotonic() - began_s >= last_s:
+                self._numbers = iter(())
+        for thread in threads:
+            thread.join()
+
+    def _client(self, number: int) -> None:
+        chance = Random(self.options.seed + number)
+        for asked in iter(lambda: next(self._numbers, None), None):
+            if asked == self.options.requests:
+                self._numbers = iter(())
+                return
+            time.sleep(chance.expovariate(1 / self.options.pause))
+            try:
+                self._one(self.lone[place := chance.randrange(len(self.lone))], place, chance)
+            except Exception as error:  # noqa: BLE001  it is counted, and fails the run
+                self.ends[f"{type(error).__name__}: {error}"] += 1
+
+    def _one(self, lone: Lone, place: int, chance: Random) -> None:
+        got = self.ask(lone, chance)
+        self.ends["left" if got is None else "answered"] += 1
+        if got is not None and (found := difference(lone, got, self.close)) is not None:
+            self.differences.append({"answer": place, **found})
+            print(f"differs: {self.differences[-1]}", file=sys.stderr)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    add = parser.add_argument
+    add("--questions", type=Path, default=ROOT / "data" / "open_prompts.jsonl")
+    add("--clients", type=int, default=64)
+    add("--answers", type=int, default=96, help="different requests")
+    add("--max-tokens", type=int, default=40)
+    add("--minutes", type=float, default=5.0, help="of each engine, behind the lone answers")
+    add("--requests", type=int, help="stop behind this many")
+    add("--pause", type=float, default=1.0, help="mean seconds between two requests of a client")
+    add("--together", type=int, default=16, help="answers written at the same time")
+    add("--near", type=float, default=1e-3, help="a smaller gap is a near-tie")
+    add("--http", action="store_true", help="ask a server of this process")
+    add("--seed", type=int, default=0)
+    options = parser.parse_args()
+    failed = [name for name in options.engines if not soaked(name, options)]
+    if failed:
+        raise SystemExit(f"not sound: {', '.join(failed)}")
+
+
+def soaked(name: str, options: Namespace) -> bool:
+    """Soak one engine, print what came out, and return whether it was sound."""
+    decoder = decoder_named(name, options)
+    lone, close = decoded_alone(decoder, options), decoder.vocabulary.control.async_close
+    with (by_http if options.http else by_loop)(decoder, options) as ask:
+        clients = Clients(ask, lone, close, options)
+        clients.run()
+    held, memory = decoder.engine.slots_in_use, clients.memory
+    growth = memory[-1] / memory[min(1, len(memory) - 1)]
+    far = [one for one in clients.differences if one["gap"] >= options.near]
+    emit(
+        "soak",
+        engine=decoder.engine.name,
+        http=options.http,
+        clients=options.clients,
+        ends=clients.ends,
+        with_chunks=sum(one.answer.chunks > 0 for one in lone),
+        tokens=sum(one.answer.fed_tokens for one in lone),
+        differences=clients.differences,
+        memory_mb=[round(one / 1e6) for one in memory],
+        growth=round(growth, 3),
+        slots_held=held,
+    )
+    errors = clients.ends.keys() - {"answered", "left"}
+    return not (far or errors or held) and growth <= GROWTH
+
+
+if __name__ == "__main__":
+    main()
