@@ -9,11 +9,13 @@ import asyncio
 import logging
 import math
 import re
+import resource
 import secrets
 import socket
 import time
 from collections.abc import Sequence
 
+import psutil
 import uvicorn
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
@@ -31,8 +33,7 @@ log = logging.getLogger(__name__)
 GRACE_S = 5
 """How long clients may take to read why their answers ended when the server stops."""
 MAX_CONNECTIONS = 256
-"""Connections beyond these are closed at once, idle ones included: uvicorn's limit is on requests.
-A quarter of the files that most systems let a process open."""
+"""More are closed at once, idle ones included: uvicorn's own limit is on requests."""
 OPEN_PATHS = frozenset({"/", "/health"})
 """Paths that need no API key: they show nothing of other clients' requests."""
 
@@ -56,12 +57,24 @@ def address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def connection_limit() -> int:
+    """Raise this process's limit of open files; return how many of them may be connections."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (2**30 if one == resource.RLIM_INFINITY else one for one in limits)
+    if soft < 4 * MAX_CONNECTIONS:
+        soft = min(4 * MAX_CONNECTIONS, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
+    return max(1, min(MAX_CONNECTIONS, (soft - psutil.Process().num_fds()) // 3))
+
+
 class Connection(H11Protocol):
-    """One of at most `MAX_CONNECTIONS`."""
+    """One of at most `most`."""
+
+    most = MAX_CONNECTIONS
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > self.most:
             transport.abort()
 
 
@@ -93,13 +106,14 @@ def http_server(app: FastAPI, backends: Sequence[Backend], drain_seconds: float 
 
     drain_seconds: how long answers may go on once it is told to stop.
     """
+    Connection.most = connection_limit()
     config = uvicorn.Config(
         app,
         http=Connection,
         ws="none",
         log_level="warning",
         access_log=False,
-        backlog=256,  # as many are accepted before the first of them can be closed
+        backlog=max(8, Connection.most // 2),  # accepted before the first of them can be closed
         server_header=False,
         timeout_graceful_shutdown=math.ceil(drain_seconds + GRACE_S),
     )
