@@ -159,10 +159,9 @@ def read_params(found: object) -> GuidedParams:
         raise _garbage(f"it is no text of at most {_MAX_CHARS} characters")
     protocol, _, record = found.partition(" ")
     if protocol != PROTOCOL:
-        raise PastaError(
-            f"this server's logits processor speaks protocol {PROTOCOL} of Pasta and the request "
-            "another: install the same version of Pasta on both sides"
-        )
+        message = f"this server's logits processor speaks protocol {PROTOCOL} of Pasta"
+        remedy = "install the same version of Pasta on both sides"
+        raise PastaError(f"{message} and the request another: {remedy}")
     try:
         params = TypeAdapter(GuidedParams).validate_json(record, strict=True)
     except ValidationError as error:

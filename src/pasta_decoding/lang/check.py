@@ -7,7 +7,6 @@ or has white space at its edges.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pasta_decoding.lang import tags
@@ -65,33 +64,21 @@ def check(text: str, *, topic_required: bool = True) -> list[Problem]:
 
 
 def _promise_rules(promise: tags.Promise, *, topic_required: bool) -> list[str]:
-    rules = list(_attribute_rules(promise, topic_required=topic_required))
-    canonical = tags.promise_tag(valid_topic(promise.topic), valid_tokens(promise.tokens))
-    return rules if rules or promise.source == canonical else ["promise-form"]
-
-
-def _attribute_rules(promise: tags.Promise, *, topic_required: bool) -> Iterator[str]:
-    pairs = tags.attributes(promise.source)
-    names = [name for name, _ in pairs]
-    if topic_required and "topic" not in names:
-        yield "missing-topic"
-    if "tokens" not in names:
-        yield "missing-tokens"
-    if len(set(names)) < len(names):
-        yield "doubled-attribute"
-    if not {"topic", "tokens"}.issuperset(names):
-        yield "unknown-attribute"
-    if promise.topic is not None:
-        yield from _topic_rules(promise.topic)
-    if "tokens" in names and promise.tokens != valid_tokens(promise.tokens):
-        yield "bad-tokens"
-
-
-def _topic_rules(topic: str) -> Iterator[str]:
-    if len(topic.split()) > MAX_TOPIC_WORDS:
-        yield "long-topic"
-    elif topic != valid_topic(topic):
-        yield "bad-topic"
+    names = [name for name, _ in tags.attributes(promise.source)]
+    topic, tokens = valid_topic(promise.topic), valid_tokens(promise.tokens)
+    is_long = len((promise.topic or "").split()) > MAX_TOPIC_WORDS
+    broken = {
+        "missing-topic": topic_required and "topic" not in names,
+        "missing-tokens": "tokens" not in names,
+        "doubled-attribute": len(set(names)) < len(names),
+        "unknown-attribute": not {"topic", "tokens"}.issuperset(names),
+        "long-topic": is_long,
+        "bad-topic": promise.topic != topic and not is_long,
+        "bad-tokens": "tokens" in names and promise.tokens != tokens,
+    }
+    rules = [rule for rule, is_broken in broken.items() if is_broken]
+    canonical = promise.source == tags.promise_tag(topic, tokens)
+    return rules if rules or canonical else ["promise-form"]
 
 
 def _located(text: str, found: list[tuple[int, str]]) -> list[Problem]:

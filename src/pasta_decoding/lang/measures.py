@@ -49,7 +49,6 @@ def ideal_speedup(tree: Tree, count_tokens: Callable[[str], int]) -> float:
 
 
 def geometric_mean(ratios: Iterable[float]) -> float | None:
-    """Return the geometric mean; None of nothing."""
     logs = [math.log(ratio) for ratio in ratios]
     return math.exp(sum(logs) / len(logs)) if logs else None
 

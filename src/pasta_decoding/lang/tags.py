@@ -19,7 +19,7 @@ MAX_PROMISE_CHARS = 250
 ATTEMPT = re.compile(rf"<(?:promise [^<>]{{0,{MAX_PROMISE_CHARS}}}|async|/async|sync/)>")
 """An attempt at a tag. Two attempts never overlap: neither holds a `<` but its first."""
 
-_ESCAPED = re.compile(rf"(?<!\\)(?:\\\\)*\\{ATTEMPT.pattern}")
+_WITH_BACKSLASHES = re.compile(rf"(?<!\\)(\\*)({ATTEMPT.pattern})")
 _ATTRIBUTE = re.compile(r'([^\s="]+)="([^"]*)"')
 _NUMBER = re.compile(r"[0-9]+")
 
@@ -70,18 +70,17 @@ Event = Text | Promise | AsyncOpen | AsyncClose | Sync
 
 
 def parse(text: str) -> list[Event]:
-    """Return the events of a whole text. Any text has some."""
+    """Return the events of a whole text, whatever it holds."""
     events: list[Event] = []
     said, begin, done = "", 0, 0  # the text since the last tag, where that ended, and what is read
-    for attempt in ATTEMPT.finditer(text):
-        before = text[done : attempt.start()]
-        body = before.rstrip("\\")
-        kept, literal = divmod(len(before) - len(body), 2)
-        said += body + "\\" * kept + (attempt.group() if literal else "")
-        done = attempt.end()
+    for found in _WITH_BACKSLASHES.finditer(text):
+        backslashes, source = found.groups()
+        kept, literal = divmod(len(backslashes), 2)
+        said += text[done : found.start()] + "\\" * kept + (source if literal else "")
+        done = found.end()
         if not literal:
             events += [Text(begin, said)] if said else []
-            events.append(_tag(attempt.start(), attempt.group()))
+            events.append(_tag(found.start(2), source))
             said, begin = "", done
     said += text[done:]
     return [*events, Text(begin, said)] if said else events
@@ -117,19 +116,9 @@ def escape(text: str, *, before_tag: bool) -> str:
 
     With `before_tag` a real tag follows, and the n backslashes at the end become 2n.
     """
-    pieces: list[str] = []
-    done = 0
-    for attempt in ATTEMPT.finditer(text):
-        pieces += [_doubled_end(text[done : attempt.start()]), "\\", attempt.group()]
-        done = attempt.end()
-    rest = text[done:]
-    return "".join(pieces) + (_doubled_end(rest) if before_tag else rest)
+    escaped = _WITH_BACKSLASHES.sub(r"\1\1\\\2", text)
+    return escaped + "\\" * (len(text) - len(text.rstrip("\\"))) if before_tag else escaped
 
 
 def has_escape(text: str) -> bool:
-    """Does a text form hold a tag that is text?"""
-    return _ESCAPED.search(text) is not None
-
-
-def _doubled_end(text: str) -> str:
-    return text + "\\" * (len(text) - len(text.rstrip("\\")))
+    return any(len(found[1]) % 2 for found in _WITH_BACKSLASHES.finditer(text))

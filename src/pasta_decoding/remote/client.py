@@ -152,10 +152,7 @@ class ReplicaPool:
         return chosen
 
     def _leave(self, lease: Lease, failed: Replica) -> None:
-        """Let a replica cool down, and ask another one, if there is one.
-
-        Requests of one answer may fail together: the first of them moves for all.
-        """
+        """Let a replica cool down. Of an answer's requests the first to fail moves for all."""
         failed.guided = None  # who knows what will be there then?
         failed.cooldown_until_s = asyncio.get_running_loop().time() + self.service.cooldown_s
         if lease.replica is failed:
@@ -236,7 +233,11 @@ class ReplicaPool:
                         began_s, limit_s = now_s(), self.service.token_s
                 last = reader.end()
                 # Counted before somebody has what they wanted, and closes this.
-                lease.sent.add(len(asked.prompt), reader.cached_tokens)
+                lease.sent.prompt_tokens += len(asked.prompt)
+                if reader.cached_tokens is not None:
+                    lease.sent.cached_tokens = (
+                        lease.sent.cached_tokens or 0
+                    ) + reader.cached_tokens
                 for token in last:
                     yield token
         except (httpx.TransportError, httpx.DecodingError) as error:
@@ -247,7 +248,6 @@ class ReplicaPool:
 
 
 def headers(api_key: str | None) -> dict[str, str]:
-    """Return what shows a key to a server; PastaError if it cannot be sent."""
     return {} if api_key is None else {"Authorization": f"Bearer {checked_key(api_key)}"}
 
 

@@ -26,7 +26,7 @@ from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.scheduler import Activity
 
 STEP_S = 0.02
-"""The longest that a step waits for news: so long may it take until new requests are let in."""
+"""The longest that a step waits for news: new requests and cancels may wait as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class RemoteDecoder(Decoder):
         return Decoder.sampler(self, sampling, choice)
 
 
+@dataclass(eq=False)
 class RemoteScheduler:
     """As `Scheduler`, over servers. Its answers are written while `step` waits for their news.
 
@@ -67,39 +68,39 @@ class RemoteScheduler:
     on_sent: called with what an answer asked of servers, whatever ended it.
     """
 
-    def __init__(
-        self,
-        decoder: RemoteDecoder,
-        max_requests: int | None,
-        on_sent: Callable[[Sent], object],
-    ) -> None:
-        self._decoder, self._on_sent = decoder, on_sent
-        self._places = asyncio.Semaphore(max_requests) if max_requests else nullcontext()
-        self._pool = ReplicaPool(decoder.service)
+    decoder: RemoteDecoder
+    max_requests: int | None
+    on_sent: Callable[[Sent], object]
+
+    def __post_init__(self) -> None:
+        self._places = asyncio.Semaphore(self.max_requests) if self.max_requests else nullcontext()
+        self._pool = ReplicaPool(self.decoder.service)
         self._news = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._unended: list[AnswerWriter] = []
 
     @property
     def activity(self) -> Activity:
-        writers = [one for one in self._unended if one.trace.sent is not None]
-        live = sum(len(one.interpreter.writing) for one in writers)
-        return Activity(running=len(writers), live_threads=live)
+        unended = [one for one in self._unended if not one.task.done()]
+        let_in = [one.interpreter for one in unended if one.trace.sent is not None]
+        return Activity(len(let_in), live_threads=sum(len(one.writing) for one in let_in))
 
     def check(self, request: Request) -> None:
-        service = self._decoder.service
+        service = self.decoder.service
         check_fits(request, Limits(service.vocabulary_size, service.max_positions))
 
     def add(self, request: Request) -> AnswerWriter:
         self.check(request)
-        writer = AnswerWriter(request, self._decoder.vocabulary, self._pool, self._news.set)
+        writer = AnswerWriter(request, self.decoder.vocabulary, self._pool, self._news.set)
         writer.task = self._loop.create_task(self._write(writer))
         self._unended.append(writer)
         return writer
 
     def step(self) -> int:
         """Let answers be written until there is news of one; 0: they take no steps of an engine."""
-        self._loop.run_until_complete(self._wait())
+        with suppress(TimeoutError):
+            self._loop.run_until_complete(asyncio.wait_for(self._news.wait(), STEP_S))
+        self._news.clear()
         self._unended = [one for one in self._unended if not one.task.done()]
         return 0
 
@@ -114,18 +115,13 @@ class RemoteScheduler:
         self._loop.run_until_complete(self._pool.aclose())
         self._loop.close()
 
-    async def _wait(self) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), STEP_S)
-        self._news.clear()
-
     async def _write(self, writer: AnswerWriter) -> Answer:
         try:
             async with self._places:
                 return await writer.run()
         finally:
             if (sent := writer.trace.sent) is not None:
-                self._on_sent(sent)
+                self.on_sent(sent)
             self._news.set()
 
 
@@ -212,9 +208,8 @@ def _model_of(client: httpx.Client, base_url: str, names: Sequence[str]) -> tupl
         raise PastaError(f"{base_url}/models does not list models: {said}") from error
     known = [name for name in names if name in models] or (list(models) if len(models) == 1 else [])
     if not known:
-        raise PastaError(
-            f"{base_url} serves {', '.join(map(repr, models)) or 'no model'}, none of them called "
-            f"{' or '.join(map(repr, names))} (vLLM: --served-model-name)"
-        )
+        served, wanted = ", ".join(map(repr, models)), " or ".join(map(repr, names))
+        message = f"{base_url} serves {served or 'no model'}, none of them called {wanted}"
+        raise PastaError(f"{message} (vLLM: --served-model-name)")
     size = models[known[0]]
     return known[0], size if type(size) is int and size > 0 else None

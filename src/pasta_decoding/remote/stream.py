@@ -59,7 +59,7 @@ class Completion:
     stops:  ids that end it; the stream contains them.
     end:    stands for an end that the server does not name.
     bias:   what is added to the logits of these ids before anything is chosen.
-    params: the rules that it obeys, where the server has the processor.
+    params: the rules that it obeys, where the server is `guided`: it has the processor.
     """
 
     prompt: tuple[int, ...]
@@ -72,10 +72,7 @@ class Completion:
     params: GuidedParams | None = None
 
     def body(self, model: str, *, guided: bool) -> dict[str, Any]:
-        """Return the request's body. It names all of sampling: some servers have other defaults.
-
-        guided: whether the server has the processor.
-        """
+        """Return the request's body. It names all of sampling: some servers have other defaults."""
         bias, sampling, xargs = dict(self.bias), self.sampling, {}
         if self.params is not None and guided:
             xargs = {"vllm_xargs": {XARG: write_params(self.params)}}
@@ -104,9 +101,8 @@ class Completion:
 class CompletionReader:
     """Reads the stream that answers a completion: bytes in, token ids out.
 
-    It believes nothing: a stream of another form, or one that loses or repeats tokens, raises
-    RemoteError. A stop token comes out when the stream has ended well, so that nobody acts on a
-    broken one.
+    A stream of another form, or one that loses or repeats tokens, raises RemoteError. A stop token
+    comes out when the stream has ended well, so that nobody acts on a broken one.
 
     received:      ids that came, those that are held back among them.
     cached_tokens: how much of the prompt the server had computed before; None if it does not say.

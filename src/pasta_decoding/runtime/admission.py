@@ -181,9 +181,9 @@ class PrefixCache:
     def begin(
         self, prompts: Sequence[Generation], running: Sequence[Generation]
     ) -> list[Generation]:
-        """Start prompts from held prefixes; return those that may be fed now.
+        """Start prompts from held prefixes; return all but those that one before them soon shares.
 
-        Of the others, a running prompt before them soon holds more than anything does now.
+        They wait for it: then it holds more of them than anything does now.
         """
         if all(one.prefilled_tokens for one in prompts):
             return list(prompts)

@@ -50,11 +50,6 @@ class Sent:
     prompt_tokens: int = 0
     cached_tokens: int | None = None
 
-    def add(self, prompt_tokens: int, cached_tokens: int | None) -> None:
-        self.prompt_tokens += prompt_tokens
-        if cached_tokens is not None:
-            self.cached_tokens = (self.cached_tokens or 0) + cached_tokens
-
 
 @dataclass(frozen=True, slots=True)
 class Fed:
@@ -125,7 +120,6 @@ class Answer:
 
     @property
     def layout(self) -> Layout:
-        """The one row of an answer under the `kv` join."""
         (layout,) = self.layouts
         return layout
 
@@ -162,8 +156,7 @@ class OutputRecorder:
     chosen:    how many tokens each thread has chosen.
     overruled: which of them were not what the model wanted: thread, and place among its tokens.
     _untold:   log probabilities of a thread's tokens whose text waits for more.
-    _shown:    text in reading order that `drain` has not returned yet.
-    _read_events, _drained_events: how many events `_shown` has had, and `drain` has returned.
+    _shown:    text that `drain` has not returned yet, of the first `_read_events` events.
     """
 
     interpreter: Interpreter

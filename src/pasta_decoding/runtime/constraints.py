@@ -91,14 +91,12 @@ def open_chunk_constraint(vocabulary: Vocabulary, *, begun: bool) -> Constraint:
 
 @dataclass(slots=True)
 class Topics:
-    """The topic that main is writing, and those of the promises before it.
+    """The topic that main is writing, as `ids`, and those of the promises before it.
 
     No topic repeats an earlier one, and each can end: where a repetition could no longer be grown
     out of, the token that would complete it is banned.
 
-    ids:     the tokens of the one being written.
-    earlier: the finished ones, as `fold_topic` has them.
-    beginnings: the first tokens of these.
+    earlier: the finished ones, as `fold_topic` has them; `beginnings`: their first tokens.
     """
 
     vocabulary: Vocabulary

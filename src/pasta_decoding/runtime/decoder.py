@@ -27,7 +27,6 @@ class Decoder:
     topic:    whether its promises carry one.
     eagerness: added to the promise's logit, of requests that name none.
     parallel: whether the checkpoint knows the language; else all decoding is sequential.
-    joining:  how main comes to see chunks.
     warnings: what a user should know of this checkpoint on this engine.
     max_model_len: tokens that one request may have; None: what the model and the cache hold.
     """
@@ -74,12 +73,9 @@ class Decoder:
         Raises PastaError if it leaves no room for an answer of `answer_tokens`.
         """
         if (room := self.max_tokens - answer_tokens) < 1:
-            raise PastaError(
-                f"an answer of up to {answer_tokens} tokens leaves no room for a prompt: the model "
-                f"holds {self.max_tokens} of both",
-                code=TOO_LONG,
-                field="max_tokens",
-            )
+            message = f"an answer of up to {answer_tokens} tokens leaves no room for a prompt"
+            message += f": the model holds {self.max_tokens} of both"
+            raise PastaError(message, code=TOO_LONG, field="max_tokens")
         if isinstance(prompt, str) and plain:
             return tuple(self.encoder.encode_plain(prompt, max_tokens=room))
         messages = [Message("user", prompt)] if isinstance(prompt, str) else prompt
@@ -101,12 +97,9 @@ class Decoder:
             prompt = self.prompt_ids(prompt, rules.max_tokens)
         ids = tuple(prompt)
         if self.max_model_len is not None and len(ids) + rules.max_tokens > self.max_model_len:
-            raise PastaError(
-                f"{len(ids)} tokens of prompt and {rules.max_tokens} of answer are more than the "
-                f"context length of {self.max_model_len}",
-                code=TOO_LONG,
-                field="max_tokens",
-            )
+            message = f"{len(ids)} tokens of prompt and {rules.max_tokens} of answer are more"
+            message += f" than the context length of {self.max_model_len}"
+            raise PastaError(message, code=TOO_LONG, field="max_tokens")
         own = replace(
             rules,
             topic=self.topic,
@@ -119,10 +112,8 @@ class Decoder:
         """Return what chooses an answer's tokens. Raises PastaError for a bias of unknown ids."""
         known = len(self.vocabulary.texts)
         if unknown := [token for token in sampling.logit_bias if not 0 <= token < known]:
-            raise PastaError(
-                f"logit_bias names the id {unknown[0]}, and the model has those below {known}",
-                field="logit_bias",
-            )
+            message = f"logit_bias names the id {unknown[0]}, and the model has those below {known}"
+            raise PastaError(message, field="logit_bias")
         return Sampler(sampling, choice)
 
     def plain_tokens(self, text: str) -> int:
@@ -207,8 +198,7 @@ def decoder_over(engine: Engine, loaded: Loaded, joining: Joining | None = None)
     text = fields["joining"] is Joining.text
     scheme = SHARED_MAX if text else scheme_named(loaded.checkpoint.scheme)
     if not (scheme.consecutive or engine.free_positions):
-        raise PastaError(
-            f"the engine {engine.name!r} cannot take the positions of the scheme {scheme.name!r}",
-            hint="Use --engine torch, or another adapter.",
-        )
+        message = f"the engine {engine.name!r} cannot take the positions of the scheme"
+        hint = "Use --engine torch, or another adapter."
+        raise PastaError(f"{message} {scheme.name!r}", hint=hint)
     return LocalDecoder(**fields, engine=engine, scheme=scheme)

@@ -72,18 +72,16 @@ class Generation:
     answer: Answer | None = None
     error: BaseException | None = None
     recorder: OutputRecorder = field(init=False)
+    trace: Trace = field(init=False)
 
     def __post_init__(self) -> None:
         self.unfed = self.request.prompt
         self.recorder = OutputRecorder(self.interpreter, self.unfed, self.added_s)
+        self.trace = self.recorder.trace
 
     @property
     def demand(self) -> ResourceRequest:
         return resources_of(self.request, self.interpreter.joining, self.quota)
-
-    @property
-    def trace(self) -> Trace:
-        return self.recorder.trace
 
     @property
     def is_over(self) -> bool:

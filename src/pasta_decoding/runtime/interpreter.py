@@ -267,10 +267,7 @@ class Interpreter:
         return []
 
     def stop(self) -> list[Action]:
-        """End the answer where it stands: open chunks are closed and marked.
-
-        Time is up, or a stop string has been found; then nothing that was kept is still open.
-        """
+        """End the answer where it stands: open chunks are closed and marked."""
         self._end_main(None)
         chunks = self.budget.running
         return self._finished_with([self._close(one, closed=False, kept=True) for one in chunks])

@@ -53,6 +53,7 @@ class EngineLoop:
     on_step: called with the number of threads that wrote in a step, in the engine's thread.
     options: of the decoder's scheduler.
     activity: as of the last step.
+    alive: whether it takes requests.
     """
 
     def __init__(
@@ -67,14 +68,10 @@ class EngineLoop:
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._jobs: dict[object, tuple[Any, Listener]] = {}
         self._handing_in = threading.Lock()
-        self._closed = False
+        self.alive = True
         self.activity = self._scheduler.activity
         self._thread = threading.Thread(target=self._run, name="pasta-engine", daemon=True)
         self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        return not self._closed
 
     def check(self, request: Request) -> None:
         self._scheduler.check(request)
@@ -85,7 +82,7 @@ class EngineLoop:
         release_openmp_threads()  # the calling thread's, which may have computed
         key = object()
         with self._handing_in:
-            if self._closed:
+            if not self.alive:
                 raise ClosedError
             self._inbox.put(partial(self._begin, key, request, listener))
         return partial(self._inbox.put, partial(self._forget, key))
@@ -93,7 +90,7 @@ class EngineLoop:
     def close(self) -> None:
         """Cancel everything and end the thread. Listeners that wait hear of a ClosedError."""
         with self._handing_in:
-            self._closed = True
+            self.alive = False
             self._inbox.put(lambda: None)  # wakes the thread
         self._thread.join()
 
@@ -102,7 +99,7 @@ class EngineLoop:
     def _run(self) -> None:
         with closing(self._scheduler):
             try:
-                while not self._closed:
+                while self.alive:
                     self._take_calls()
                     if self._jobs:
                         self._step()
@@ -149,7 +146,7 @@ class EngineLoop:
 
     def _end(self) -> None:
         with self._handing_in:
-            self._closed = True
+            self.alive = False
         while not self._inbox.empty():
             self._inbox.get()()
         for _, listener in self._jobs.values():

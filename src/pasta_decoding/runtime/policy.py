@@ -1,17 +1,14 @@
 """Who writes in a step: which threads of an answer could, and which of all answers do.
 
 The text does not depend on when a thread writes, so width is chosen by its cost. An answer alone
-advances all its threads. Where many are written together each advances at least one, the
-earliest unfinished text first, and as many more as make a token cheapest by what steps have been
-seen to cost. Nobody waits for ever: an answer with a runnable thread advances in every step, a
-background answer in every fourth.
+advances all its threads. Of many, each advances its earliest unfinished text, and as many more
+threads as make a token cheapest by what steps have cost. A background answer advances in every
+fourth step. Threads that need more slots or branches than their answer's quota wait; the first
+unfinished text never does.
 
-Threads that would need more slots or branches than the answer's quota wait. The first unfinished
-text is always runnable, so in the end everything has its turn.
-
-Prompt tokens go into the pass of the threads that write, which then takes longer. That time is paid
-from a budget to which each step adds a share of what it takes with threads alone. So a long prompt
-slows a stream next to it by a known factor. What a text join reads again is fed like a prompt.
+Prompt tokens make the pass of the threads longer. That time is paid from a budget to which each
+step adds a share of what it takes with threads alone. So a long prompt slows a stream next to it by
+a known factor. What a text join reads again is fed like a prompt.
 """
 
 from __future__ import annotations

@@ -48,7 +48,6 @@ class TokenSource(Protocol):
 
     def sample(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
         """Return the `index`-th token (from 0) of `thread`; `allowed` admits it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,7 @@ class Sampler:
     def accept(
         self, row: RowParams, wanted: int, logits: Callable[[], Logits], allowed: Constraint
     ) -> Choice:
-        """Take `wanted`, the winner among all tokens, or else the winner among the allowed ones.
+        """Take the winner among all tokens, or else among the allowed ones.
 
         `logits` fetches the row where that is needed.
         """
@@ -169,8 +168,7 @@ def winner(weight_V: Logits, pool_V: Logits, row: RowParams) -> int | None:
     """Return the first token of `pool_V` among those that hold `top_p` of `weight_V`.
 
     The pool is all of `weight_V`, or has some weights set to 0. None if nobody runs, or a weight is
-    no number. If top-p would have left the first one out, it leaves out all that are not heavier:
-    no vocabulary needs to be sorted.
+    no number. If top-p leaves the first one out, then also all not heavier: nothing is sorted.
     """
     noise_V = hashes(len(pool_V), row.key_halves)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):

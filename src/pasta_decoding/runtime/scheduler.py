@@ -13,10 +13,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
-from pasta_decoding.engines.base import Engine, FloatArray, KeepsLogits
+from pasta_decoding.engines.base import Engine, KeepsLogits
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import Scheme
@@ -233,7 +232,7 @@ class Scheduler:
         params = [row.generation.row_params(row.thread) for row in rows]
         tokens = sampled_rows(logits_FV, params) if params else []
         for row, one, token, logits_V in zip(rows, params, tokens, logits_FV, strict=True):
-            row.generation.accept(row.thread, one, token, partial(_fetched, logits_V))
+            row.generation.accept(row.thread, one, token, lambda kept=logits_V: kept.cpu().numpy())
 
     def _settle(self) -> None:
         """End answers that are finished or out of time, queued ones included."""
@@ -252,8 +251,3 @@ class Scheduler:
 
     def _running(self) -> list[Generation]:
         return [one for one in self._generations if one.opened_s is not None and not one.is_over]
-
-
-def _fetched(logits_V: Tensor) -> FloatArray:
-    found: FloatArray = logits_V.cpu().numpy()
-    return found

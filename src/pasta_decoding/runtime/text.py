@@ -66,9 +66,8 @@ class ThreadText:
 class AnswerText:
     """Turns live events into text in reading order, as early as that order and the stops allow.
 
-    A chunk behind an unfinished one waits its turn. The text ends before the first stop string: the
-    one that is complete first, and the longest of those that end together, however the text comes
-    in pieces. Text that could still grow into one is held back.
+    The text ends before the stop string that is complete first, and the longest of those that end
+    together, however the text comes in pieces. What could still grow into one is held back.
 
     stopped: a stop string was found: nothing more is shown, and the answer need not be written on.
     """

@@ -24,8 +24,6 @@ from pasta_decoding.runtime.vocabulary import Ids, Vocabulary, vocabulary_of
 
 UNKNOWN = -1
 """Stands in a request's output for a token that has not come back from the accelerator."""
-Row = tuple[int, Constraint | None, float]
-"""Which one, what may stand there if that is known, and the temperature at which it is drawn."""
 
 
 @dataclass
@@ -197,8 +195,11 @@ class Slots:
             output[wanted - 1 :] = [token]  # what was drafted may have been refused
 
 
-def restrict(logits_RV: Tensor, rows: Sequence[Row]) -> None:
-    """Change `logits_RV` in place, so that what is drawn from it is what may stand there."""
+def restrict(logits_RV: Tensor, rows: Sequence[tuple[int, Constraint | None, float]]) -> None:
+    """Change `logits_RV` in place, so that what is drawn from it is what may stand there.
+
+    rows: which one, what may stand there if that is known, and the temperature of the draw.
+    """
     banned: list[tuple[int, Ids]] = []
     for row, allowed, temperature in rows:
         if allowed is None:

@@ -31,10 +31,8 @@ class PastaLogitsProcessor(MovingRows, FixedSlots):  # type: ignore[misc]
         except PastaError as error:
             raise ValueError(f"pasta-decoding: {error}") from None
         if params is not None and not vllm.__version__.startswith(f"{VLLM_VERSION}."):
-            raise ValueError(
-                f"pasta-decoding: its logits processor knows vLLM {VLLM_VERSION}, and this is "
-                f"{vllm.__version__}"
-            )
+            known = f"its logits processor knows vLLM {VLLM_VERSION}"
+            raise ValueError(f"pasta-decoding: {known}, and this is {vllm.__version__}")
 
     def __init__(self, vllm_config: Any, where: Any, _pins_memory: bool | None = None) -> None:
         """Begin with no request. `where` is a device, or the second runner's states."""
