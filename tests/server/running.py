@@ -13,9 +13,8 @@ from typing import Any
 
 import openai
 
-from pasta_decoding.api.model import AnyDecoder
 from pasta_decoding.engines.base import Feed, FloatArray
-from pasta_decoding.runtime.decoder import LocalDecoder
+from pasta_decoding.runtime.decoder import Decoder, LocalDecoder
 from pasta_decoding.server.app import create_app
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.listen import Server, http_server, open_socket
@@ -107,7 +106,7 @@ def running(
     decoder: LocalDecoder,
     baseline: Callable[[], LocalDecoder] | None = None,
     *,
-    own: AnyDecoder | None = None,
+    own: Decoder | None = None,
     model: str = MODEL,
     max_requests: int = 8,
     max_queue: int = 64,

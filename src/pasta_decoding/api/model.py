@@ -7,18 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import Any, Self
 
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.streams import Result, Start, Stream, events_of, text_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.prompt import Message
-from pasta_decoding.runtime.decoder import LocalDecoder
+from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.loop import ClosedError, EngineLoop
-
-if TYPE_CHECKING:
-    from pasta_decoding.remote.decoder import RemoteDecoder
 
 DEFAULT_CONCURRENCY = 16
 _DEFAULT = GenerationConfig()
@@ -28,7 +25,6 @@ Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 token ids of a whole prompt."""
 
 OnResult = Callable[[int, Result], None]
-AnyDecoder: TypeAlias = "LocalDecoder | RemoteDecoder"
 
 
 class Model:
@@ -42,7 +38,7 @@ class Model:
     decoder: for measurements of steps, while no answer is being written.
     """
 
-    def __init__(self, decoder: AnyDecoder) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self._worker: EngineLoop | None = None
         self._lock = Lock()

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
@@ -24,10 +24,7 @@ from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.bases import default_cache
 from pasta_decoding.models.load import load_config, load_gguf, load_model, native_dtype
-from pasta_decoding.runtime.decoder import LocalDecoder, decoder_over
-
-if TYPE_CHECKING:
-    from pasta_decoding.remote.decoder import RemoteDecoder
+from pasta_decoding.runtime.decoder import Decoder, LocalDecoder, decoder_over
 
 log = logging.getLogger(__name__)
 TORCH_DTYPES = ("auto", "float32", "bfloat16")
@@ -45,7 +42,7 @@ class EngineKind:
 
     suits: Callable[[ModelFiles], bool]
     dtype: Callable[[ModelFiles], str | None]
-    open: Callable[[ModelFiles], LocalDecoder | RemoteDecoder]
+    open: Callable[[ModelFiles], Decoder]
 
 
 def load(
@@ -66,9 +63,7 @@ def load(
     return Model(open_decoder(config, folder, fetch=True))
 
 
-def open_decoder(
-    config: EngineConfig, cache: Path, *, fetch: bool = False
-) -> LocalDecoder | RemoteDecoder:
+def open_decoder(config: EngineConfig, cache: Path, *, fetch: bool = False) -> Decoder:
     """Load a checkpoint onto an engine, or find the servers that have it. Raises PastaError.
 
     fetch: as for `find`.
@@ -238,7 +233,7 @@ def write_export(base: Path, adapter: Path | None, path: Path, file_type: str) -
     export_gguf(loaded, path, file_type, quantize=quantize)
 
 
-def _open_remote(files: ModelFiles) -> RemoteDecoder:
+def _open_remote(files: ModelFiles) -> Decoder:
     require("httpx2", extra="remote", doing="the remote engine")
     from pasta_decoding.remote.decoder import remote_decoder
 

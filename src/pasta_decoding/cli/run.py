@@ -17,7 +17,7 @@ from rich.live import Live
 
 from pasta_decoding.api.checkpoints import baseline_of, default_adapter
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
-from pasta_decoding.api.model import AnyDecoder, Model
+from pasta_decoding.api.model import Model
 from pasta_decoding.api.model import Prompt as Conversation
 from pasta_decoding.api.opening import open_decoder
 from pasta_decoding.api.streams import Result, Stream
@@ -29,6 +29,7 @@ from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.lang.tree import Chunk
 from pasta_decoding.models.load import known_base
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
 Prompt = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
@@ -186,7 +187,7 @@ def with_default(engine: EngineConfig) -> EngineConfig:
     return replace(engine, adapter=default_adapter(cache_folder(), os.environ))
 
 
-def opened_decoder(engine: EngineConfig) -> AnyDecoder:
+def opened_decoder(engine: EngineConfig) -> Decoder:
     """Open a checkpoint with the user's cache, and with $PASTA_REMOTE_KEY as the servers' key."""
     key = os.environ.get("PASTA_REMOTE_KEY")
     return open_decoder(replace(engine, api_key=key), cache_folder())

@@ -12,7 +12,6 @@ import typer
 
 from pasta_decoding.api.checkpoints import baseline_of, find
 from pasta_decoding.api.config import EngineConfig
-from pasta_decoding.api.model import AnyDecoder
 from pasta_decoding.api.opening import check_local, open_local
 from pasta_decoding.cli.console import cache_folder, say
 from pasta_decoding.cli.options import command
@@ -20,6 +19,7 @@ from pasta_decoding.cli.run import opened_decoder, with_default
 from pasta_decoding.errors import require
 from pasta_decoding.models.load import NO_ADAPTER
 from pasta_decoding.remote.stream import checked_key
+from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.server.settings import Load, Settings
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def baseline_backend(engine: EngineConfig, baseline: str, metrics: Metrics) -> t
     check_local(rival)
     find(rival, cache_folder())  # what is not there is told now
 
-    def load() -> AnyDecoder:
+    def load() -> Decoder:
         return tried(replace(open_local(rival, cache_folder()), parallel=False))
 
     say(f"the baseline, {rival.short_name}, is loaded at the first race, with an engine of its own")

@@ -18,8 +18,8 @@ from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import HTMLResponse
 
 from pasta_decoding import __version__
-from pasta_decoding.api.model import AnyDecoder
 from pasta_decoding.errors import PastaError
+from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.request import Priority
 from pasta_decoding.server import schema
 from pasta_decoding.server.backend import Backend
@@ -141,7 +141,7 @@ def _openai_routes(backends: Mapping[str, Backend], answer_tokens: int) -> APIRo
     return router
 
 
-async def _decoder(backends: Mapping[str, Backend], model: str, answers: int) -> AnyDecoder:
+async def _decoder(backends: Mapping[str, Backend], model: str, answers: int) -> Decoder:
     """Return the decoder of a model, if there is room for some more answers."""
     if (backend := backends.get(model)) is None:
         first, *_ = backends

@@ -12,10 +12,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
-from pasta_decoding.api.model import AnyDecoder
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import LocalDecoder
+from pasta_decoding.runtime.decoder import Decoder, LocalDecoder
 from pasta_decoding.runtime.events import Progress
 from pasta_decoding.runtime.loop import Cancel, ClosedError, EngineLoop, Failure, News
 from pasta_decoding.runtime.policy import SchedulingPolicy
@@ -29,7 +28,7 @@ from pasta_decoding.server.settings import Load
 log = logging.getLogger(__name__)
 
 
-def tried(decoder: AnyDecoder) -> AnyDecoder:
+def tried(decoder: Decoder) -> Decoder:
     """Return a decoder that has written a token; PastaError if it cannot."""
     if isinstance(decoder, LocalDecoder):
         prompt, rules = (decoder.vocabulary.end,), Rules(max_tokens=1)
@@ -48,11 +47,9 @@ class Backend:
     unended:      answers that were taken in and have not ended.
     """
 
-    def __init__(
-        self, load_decoder: Callable[[], AnyDecoder], metrics: Metrics, load: Load
-    ) -> None:
+    def __init__(self, load_decoder: Callable[[], Decoder], metrics: Metrics, load: Load) -> None:
         self.load, self.metrics, self._load_decoder = load, metrics, load_decoder
-        self.decoder: AnyDecoder | None = None
+        self.decoder: Decoder | None = None
         self.unended, self.stopping = 0, False
         self._worker: EngineLoop | None = None
         self._starting = asyncio.Lock()
@@ -65,7 +62,7 @@ class Backend:
     def activity(self) -> Activity:
         return Activity() if self._worker is None else self._worker.activity
 
-    async def ready(self) -> AnyDecoder:
+    async def ready(self) -> Decoder:
         """Return the decoder, at work. The first call loads it; others wait for that.
 
         Raises PastaError if it cannot be loaded, ApiError after `stop`.
@@ -113,7 +110,7 @@ class Backend:
                 answers.take(n, Failure(error))
         return answers
 
-    def _open(self) -> AnyDecoder:
+    def _open(self) -> Decoder:
         decoder, target_s = self._load_decoder(), self.load.target_ms_per_token / 1e3
         self._worker = EngineLoop(
             decoder,

@@ -14,8 +14,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from pasta_decoding import __version__
-from pasta_decoding.api.model import AnyDecoder
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.events import Placed, TokenLogprobs
 from pasta_decoding.runtime.vocabulary import FRAGMENT
 from pasta_decoding.server import schema
@@ -34,7 +34,7 @@ class Reply(Response):
     answers: `body.n` to each prompt.
     """
 
-    def __init__(self, body: Body, decoder: AnyDecoder, answers: Answers) -> None:
+    def __init__(self, body: Body, decoder: Decoder, answers: Answers) -> None:
         super().__init__()
         self._asked, self._decoder, self._answers = body, decoder, answers
         self._is_chat = isinstance(body, ChatRequest)
