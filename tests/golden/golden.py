@@ -189,7 +189,7 @@ def make_answers(engine: str) -> list[dict[str, Any]]:
 @contextmanager
 def _gaps(model: pasta.Model) -> Iterator[list[float]]:
     """Note the least difference among the three largest logits of every row."""
-    kind: Any = type(model.decoder.engine)  # type: ignore[union-attr]
+    kind: Any = type(model.decoder.engine)  # type: ignore[attr-defined]
     step, found = kind.step, []
 
     def noting(self: Any, feeds: Any) -> Any:

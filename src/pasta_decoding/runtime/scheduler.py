@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
 
 from pasta_decoding.engines.base import Engine, KeepsLogits
 from pasta_decoding.errors import PastaError
@@ -32,9 +32,6 @@ from pasta_decoding.runtime.policy import SchedulingPolicy, share_out
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +99,9 @@ class Scheduler:
     def add(self, request: Request) -> Generation:
         """Queue a request; return what will have its answer. Raises as `check` does."""
         self.check(request)
+        prompt_tokens, most = len(request.prompt), self.engine.max_positions
         interpreter = Interpreter(
-            self.vocabulary,
-            self.scheme,
-            request.rules,
-            len(request.prompt),
-            self.engine.max_positions,
-            self.joining,
+            self.vocabulary, self.scheme, request.rules, prompt_tokens, most, self.joining
         )
         generation = Generation(request, self.engine, interpreter, self.clock())
         self._generations.append(generation)
@@ -219,20 +212,18 @@ class Scheduler:
         feeds = [row.feed for row in rows]
         wanting = [row for row in rows if row.feed.wants_logits]
         sampled = all(isinstance(row.generation.request.sampler, Sampler) for row in wanting)
-        if sampled and isinstance(self.engine, KeepsLogits) and self.engine.keeps_logits:
-            self._choose_on_device(self.engine.step_kept(feeds), wanting)
+        if not (sampled and isinstance(self.engine, KeepsLogits) and self.engine.keeps_logits):
+            for row, logits_V in zip(wanting, self.engine.step(feeds), strict=True):
+                row.generation.choose(row.thread, logits_V)
             return
-        for row, logits_V in zip(wanting, self.engine.step(feeds), strict=True):
-            row.generation.choose(row.thread, logits_V)
-
-    def _choose_on_device(self, logits_FV: Tensor, rows: Sequence[Row]) -> None:
-        """Sample all rows at once; a row is fetched only if its token may not stand there."""
         from pasta_decoding.runtime.device_sampler import sampled_rows
 
-        params = [row.generation.row_params(row.thread) for row in rows]
-        tokens = sampled_rows(logits_FV, params) if params else []
-        for row, one, token, logits_V in zip(rows, params, tokens, logits_FV, strict=True):
-            row.generation.accept(row.thread, one, token, lambda kept=logits_V: kept.cpu().numpy())
+        kept_FV = self.engine.step_kept(feeds)
+        params = [row.generation.row_params(row.thread) for row in wanting]
+        tokens = sampled_rows(kept_FV, params) if params else []
+        for row, one, token, kept_V in zip(wanting, params, tokens, kept_FV, strict=True):
+            # A row is fetched only if its token may not stand there.
+            row.generation.accept(row.thread, one, token, partial(kept_V.numpy, force=True))
 
     def _settle(self) -> None:
         """End answers that are finished or out of time, queued ones included."""

@@ -11,15 +11,7 @@ from dataclasses import dataclass, field
 
 from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment, SyncRun
 from pasta_decoding.lang.tree import Chunk, Node, Span, Sync, Tree, valid_tokens, valid_topic
-from pasta_decoding.runtime.events import (
-    Closed,
-    Delta,
-    Event,
-    Finished,
-    Opened,
-    Placed,
-    Trimmed,
-)
+from pasta_decoding.runtime.events import Closed, Delta, Event, Finished, Opened, Placed, Trimmed
 from pasta_decoding.runtime.request import Rules
 from pasta_decoding.runtime.vocabulary import FRAGMENT, Decode, Vocabulary
 
