@@ -48,10 +48,17 @@ def plain(name: str) -> PreTrainedModel:
     return TINY_MODELS[name]()
 
 
-def torch_subject(name: str, device: str = "cpu", *, paged: bool | None = None) -> Subject:
+def torch_subject(name: str, device: str = "cpu", *, paged: bool = False) -> Subject:
     # The oracle's model is another one: it must not have the engine's attention function.
     model = nn.Module.to(TINY_MODELS[name](), device)
-    return Subject(TorchEngine(model, paged=paged), dense(plain(name)))
+    return Subject(padded(model) if paged else TorchEngine(model), dense(plain(name)))
+
+
+def padded(model: PreTrainedModel, cache_tokens: int = 4000) -> TorchEngine:
+    """Return an engine whose passes have few sizes, as on a GPU."""
+    engine = TorchEngine(model, cache_tokens=cache_tokens)
+    engine._padded = True
+    return engine
 
 
 def fast_subject(name: str, *, plain_torch: bool = False) -> Subject:

@@ -16,11 +16,12 @@ from transformers import (
     PreTrainedModel,
 )
 
-from pasta_decoding.engines import cuda_graphs
+from pasta_decoding.engines import torch as torch_engine
 from pasta_decoding.engines.base import Feed
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
 from tests.engines.oracle import TOLERANCE, Recorder, assert_equals_recompute, dense
+from tests.engines.subjects import padded
 from tests.tiny import seeded, tiny_llama, tiny_qwen3
 
 PROMPT = (5, 17, 42, 8)
@@ -84,9 +85,9 @@ def test_requests_that_do_not_fit_beside_each_other_wait_their_turn() -> None:
     engine.close(engine.open(reserved_tokens=100))
 
 
-def test_paged_steps_have_few_sizes() -> None:
+def test_padded_passes_have_few_sizes() -> None:
     model = tiny_llama()
-    engine = TorchEngine(model, cache_tokens=1100, paged=True)
+    engine = padded(model, cache_tokens=1100)
     computed, rows = watched(model)
     main, start = engine.open(reserved_tokens=1100), 0
     for length in (1, 3, 65, 257, 700):
@@ -97,9 +98,9 @@ def test_paged_steps_have_few_sizes() -> None:
     assert rows == [1] * 6
 
 
-def test_a_paged_step_of_several_passes_equals_recompute(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graphs, "ROOM", 4)  # more lists take more
-    record = Recorder(TorchEngine(tiny_llama(), paged=True))
+def test_a_step_of_several_padded_passes_equals_recompute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_engine, "ROOM", 4)  # more lists take more
+    record = Recorder(padded(tiny_llama()))
     prompt = tuple(number % 90 for number in range(300))
     first = record.engine.open(reserved_tokens=1)
     others = [record.open(PROMPT, room=700) for _ in range(2)]

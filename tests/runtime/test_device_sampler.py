@@ -51,7 +51,8 @@ def test_the_smallest_top_p_takes_the_likeliest() -> None:
 def test_rows_that_are_no_numbers_give_some_token_and_leave_the_others_theirs() -> None:
     logits_FV = np.zeros((2, 1000), dtype=np.float32)
     logits_FV[0] = np.nan
-    draws = [Sampler(SamplingParams(temperature=1), row).row(0, 0, {}) for row in range(2)]
+    params = SamplingParams(temperature=1, top_p=0.9, top_k=900)
+    draws = [Sampler(params, row).row(0, 0, {}) for row in range(2)]
     first, second = sampled_rows(torch.from_numpy(logits_FV), draws)
     assert 0 <= first < 1000
     assert second == sampled(logits_FV[1], draws[1])
@@ -83,7 +84,9 @@ def test_answers_are_the_same_wherever_their_tokens_are_sampled(
     sampling: SamplingParams, eagerness: float | None, chunks: int | None, temperature: float
 ) -> None:
     model, answers = tiny_llama(vocabulary=SIZE), []
-    for engine in (Remote(model, keeps_logits=True), TorchEngine(model)):
+    remote = Remote(model)
+    remote.keeps_logits = True
+    for engine in (remote, TorchEngine(model)):
         scheduler = Scheduler(engine, VOCABULARY, SCHEME)
         numbers = []
         for number in range(3):

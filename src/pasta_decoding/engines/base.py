@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float32]
 
-BATCH_TOKENS = 256
-"""What `batch_tokens` is on a CPU."""
-
 Branch = NewType("Branch", int)
 """The name of a path through the cache. Opaque, hashable, never given out twice by an engine."""
 
@@ -178,11 +175,12 @@ class Engine(Protocol):
 
 @runtime_checkable
 class KeepsLogits(Protocol):
-    """An engine that can leave logits where it computed them, for tokens to be drawn there."""
+    """An engine that can leave logits where it computed them, for tokens to be drawn there.
 
-    @property
-    def keeps_logits(self) -> bool:
-        """Whether that pays: moving logits costs more than sampling."""
+    keeps_logits: whether that pays: moving logits costs more than sampling.
+    """
+
+    keeps_logits: bool
 
     def step_kept(self, feeds: Sequence[Feed]) -> Tensor:
         """Do as `step` of `Engine`, and return logits_FV, float32, on the engine's device."""

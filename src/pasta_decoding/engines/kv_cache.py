@@ -17,7 +17,7 @@ from itertools import accumulate, count
 import numpy as np
 import numpy.typing as npt
 
-from pasta_decoding.engines.base import BATCH_TOKENS, Branch, Feed, Limits
+from pasta_decoding.engines.base import Branch, Feed, Limits
 from pasta_decoding.errors import PastaError
 
 BoolArray = npt.NDArray[np.bool_]
@@ -120,12 +120,8 @@ class _Branch:
 
     def see(self, slots: range) -> None:
         """See the slots that follow."""
-        count = self.count
-        self.count = count + len(slots)
-        if len(slots) == 1:  # the most frequent case
-            self.slots[count] = slots.start
-        else:
-            self.slots[count : self.count] = slots
+        self.slots[self.count : self.count + len(slots)] = np.arange(slots.start, slots.stop)
+        self.count += len(slots)
 
 
 class _Request:
@@ -149,7 +145,7 @@ class CachedEngine:
     """
 
     free_positions = True
-    batch_tokens = BATCH_TOKENS
+    batch_tokens = 256  # on a CPU
 
     def __init__(self, limits: Limits, *, in_one_piece: bool = True) -> None:
         self.vocabulary_size, self.max_positions = limits.vocabulary_size, limits.max_positions
@@ -181,7 +177,7 @@ class CachedEngine:
         seen = np.unique(np.concatenate([of.seen, *(one.seen for one in joined)]))
         self._branches[parent] = _Branch(of.request, seen)
         for child in children:
-            self._leave(child)
+            self.close(child)
 
     def shrink(self, branch: Branch, tokens: int) -> None:
         request = self._branch(branch).request
@@ -193,7 +189,8 @@ class CachedEngine:
         self._branches[branch] = _Branch(request, slots)
 
     def close(self, branch: Branch) -> None:
-        self._leave(branch)
+        self._branch(branch).request.branches -= 1
+        del self._branches[branch]
 
     def copied(self, source: Branch, target: Branch, tokens: int) -> tuple[slice, slice]:
         """Mark the first tokens of `source` as fed to `target`; return the slots of both."""
@@ -279,10 +276,6 @@ class CachedEngine:
         self._branches[name] = _Branch(request, seen)
         request.branches += 1
         return name
-
-    def _leave(self, name: Branch) -> None:
-        self._branch(name).request.branches -= 1
-        del self._branches[name]
 
     def _branch(self, name: Branch) -> _Branch:
         assert name in self._branches, f"branch {name} is not open"

@@ -172,14 +172,15 @@ class LlamaEngine(CachedEngine):
         return child
 
     def join(self, parent: Branch, children: Sequence[Branch]) -> None:
-        super().join(parent, children)
         for child in children:
             self._mark(child, parent)
-            self._forget(child)
+        super().join(parent, children)
 
     def close(self, branch: Branch) -> None:
         super().close(branch)
-        self._forget(branch)
+        sequence = self._sequences.pop(branch)
+        self.library.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        self._free_sequences.append(sequence)
 
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
         # No key is copied: both sequences mark the same cells.
@@ -228,8 +229,3 @@ class LlamaEngine(CachedEngine):
         """Let a branch see the cells of another, at positions below `end` unless that is -1."""
         given, taken = self._sequences[source], self._sequences[target]
         self.library.llama_memory_seq_cp(self._memory, given, taken, 0, end)
-
-    def _forget(self, branch: Branch) -> None:
-        sequence = self._sequences.pop(branch)
-        self.library.llama_memory_seq_rm(self._memory, sequence, -1, -1)
-        self._free_sequences.append(sequence)

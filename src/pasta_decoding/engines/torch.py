@@ -1,34 +1,40 @@
 """Any unpatched Hugging Face causal model with rotary positions: the reference.
 
-All requests share one KV cache, taken once. A step is one forward pass over the tokens of all
-its requests; position ids and visible slots keep them apart.
+All requests share one KV cache, taken once. A step is one forward pass over the tokens of all its
+requests, or several one after the other: position ids and lists of visible slots keep them apart.
+On a GPU passes have few sizes, which are replayed as CUDA graphs: their inputs stay where they are,
+and only the number of rows is padded; what they see is data.
 
-Shapes: Q tokens of the pass, F of them with logits, K slots, V vocabulary, R heads that share a kv
-head.
+Shapes: Q rows (tokens) of a pass, F of them with logits, V vocabulary.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
-from pasta_decoding.engines.attention import SLOTS, QuerySegment, SlotLayer, slot_cache
+from pasta_decoding.engines.attention import SLOTS, SlotCache, SlotRows, has_kernel
 from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
-from pasta_decoding.engines.kv_cache import Batch, BoolArray, CachedEngine, is_causal
-from pasta_decoding.engines.support import attention_windows, refuse_unsupported
+from pasta_decoding.engines.kv_cache import CachedEngine, IntArray
+from pasta_decoding.engines.support import refuse_unsupported
 
-if TYPE_CHECKING:
-    from pasta_decoding.engines.cuda_graphs import PagedPasses
-    from pasta_decoding.engines.paged_attention import SlotRows
+SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
+FEW = (1, 8, 64)
+"""How many rows of a padded pass have logits: so many, or all."""
+MOST = SIZES[-1]
+HEADER = 6 * MOST
+"""A pass's inputs begin with `MOST` numbers each: ids, positions, slots written, where each row's
+list starts, its length, and the rows that logits are wanted of. The lists follow."""
+ROOM = 2**20
 
-PAGED_BATCH_TOKENS = 1536
 _log = logging.getLogger(__name__)
 
 
@@ -39,22 +45,9 @@ class TorchEngine(CachedEngine):
     A model that the engine cannot run exactly is refused here, by name.
 
     cache_tokens: tokens that the cache holds, those of all requests together.
-    paged: whether each row lists the slots that it sees, so that steps have few sizes, which a GPU
-           replays as CUDA graphs; else each request is computed by itself, behind a mask. None: on
-           a GPU with Triton only.
-    keeps_logits: see `KeepsLogits`; None: on a GPU only.
     """
 
-    _passes: PagedPasses | None = None
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        cache_tokens: int = DEFAULT_CACHE_TOKENS,
-        paged: bool | None = None,
-        keeps_logits: bool | None = None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, *, cache_tokens: int = DEFAULT_CACHE_TOKENS) -> None:
         refuse_unsupported(model)
         model.eval()
         model.set_attn_implementation(SLOTS)
@@ -62,88 +55,110 @@ class TorchEngine(CachedEngine):
         super().__init__(
             Limits(int(config.vocab_size), int(config.max_position_embeddings), cache_tokens)
         )
-        on_gpu = model.device.type == "cuda"
-        self.model = model
+        self.model, self._device = model, model.device
+        self.keeps_logits = on_gpu = model.device.type == "cuda"
         self.name = f"torch {str(model.dtype).removeprefix('torch.')}"
-        self.keeps_logits = on_gpu if keeps_logits is None else keeps_logits
-        # One more slot takes what padding writes.
-        self._keys, self._plan = slot_cache(model, cache_tokens + 1)
-        self._layers = [one for one in self._keys.layers if isinstance(one, SlotLayer)]
-        self._no_mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=model.device)
-        self._windows = tuple(attention_windows(config).values())
-        self._shared_heads = config.num_attention_heads // self._layers[0].held[0].shape[1]
-        if paged is None and on_gpu and find_spec("triton") is None:
+        self._padded = self._use_graphs = has_kernel(model.device)
+        if self._padded:
+            self.batch_tokens = 3 * MOST
+        elif on_gpu:
             _log.warning("steps of many requests take several times as long: there is no Triton")
-        elif paged or (paged is None and on_gpu):
-            from pasta_decoding.engines.cuda_graphs import PagedPasses
-
-            self.batch_tokens = PAGED_BATCH_TOKENS
-            self._passes = PagedPasses(self._call_paged, model.device, cache_tokens + 1)
+        self._cache = SlotCache(model, cache_tokens)
+        self._no_mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=model.device)
+        self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._graph_memory = torch.cuda.graph_pool_handle() if on_gpu else None
+        self._take_inputs(ROOM)
 
     @torch.inference_mode()
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
-        given, taken = self.copied(source, target, tokens)
-        for layer in self._layers:
-            layer.copy(given, taken)
-        if self._passes is not None:
-            self._passes.copy(given, taken)
+        self._cache.copy(*self.copied(source, target, tokens))
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
-        """See `Engine`. One forward pass."""
         logits_FV: FloatArray = self.step_kept(feeds).cpu().numpy()
         return logits_FV
 
     @torch.inference_mode()
     def step_kept(self, feeds: Sequence[Feed]) -> Tensor:
-        """See `KeepsLogits`."""
-        batch, device = self.plan(feeds), self.model.device
+        """A row never sees what a later one writes, so a step may be cut anywhere."""
+        batch = self.plan(feeds)
         if not batch.items:
-            return torch.empty(0, self.vocabulary_size, device=device)
-        passes = self._passes
-        if passes is None:
-            self._plan.segments = tuple(self._segments(batch))
-            ids_1Q, positions_1Q = torch.tensor([[batch.ids], [batch.positions]], device=device)
-            wanted_F = torch.tensor(batch.wanted, device=device, dtype=torch.long)
-            logits_FV = self._call(ids_1Q, positions_1Q, wanted_F).float()
-        else:
-            logits_FV = passes.run(batch)
-        order = batch.order
-        return logits_FV if order is None else logits_FV[torch.tensor(order, device=device)]
+            return torch.empty(0, self.vocabulary_size, device=self._device)
+        rows_5Q, lists = batch.rows()
+        wanted_F, parts = np.array(batch.wanted, dtype=np.int32), []
+        for first in range(0, rows_5Q.shape[1], MOST):
+            own_F = wanted_F[(first <= wanted_F) & (wanted_F < first + MOST)] - first
+            parts.append(self._pass(rows_5Q[:, first : first + MOST], lists, own_F))
+        logits_FV = torch.cat(parts)
+        return logits_FV if batch.order is None else logits_FV[batch.order]
 
-    def _call_paged(
-        self, ids_1Q: Tensor, positions_1Q: Tensor, wanted_F: Tensor, rows: SlotRows
-    ) -> Tensor:
-        self._plan.rows = rows
-        return self._call(ids_1Q, positions_1Q, wanted_F)
+    def _pass(self, rows_5Q: IntArray, lists: IntArray, wanted_F: IntArray) -> Tensor:
+        rows, kept = rows_5Q.shape[1], len(wanted_F)
+        size = rows
+        if self._padded:
+            size = next(one for one in SIZES if one >= rows)
+            kept = next(one for one in sorted((*FEW, size)) if one >= kept)
+        header = np.zeros((6, MOST), dtype=np.int32)
+        # What padding sees, one slot, and what follows from it are never read.
+        header[2, rows:size], header[4, rows:size] = self._cache.spare, 1
+        header[:5, :rows], header[5, : len(wanted_F)] = rows_5Q, wanted_F
+        inputs = np.concatenate([header.ravel(), lists])
+        if len(inputs) > len(self._inputs):
+            self._take_inputs(2 * len(lists))
+        self._inputs[: len(inputs)] = sent(inputs, self._device)
+        # A copy: the next replay writes to the same memory.
+        logits_FV = self._run(size, kept)
+        return logits_FV[: len(wanted_F)].to(torch.float32, copy=True)
 
-    def _call(self, ids_1Q: Tensor, positions_1Q: Tensor, wanted_F: Tensor) -> Tensor:
-        """Call the model as the plan has it; the mask only keeps it from making one of its own."""
+    def _take_inputs(self, room: int) -> None:
+        """Take memory for inputs; graphs that read the old one are no more."""
+        if self._graphs:
+            torch.cuda.synchronize(self._device)
+        self._graphs.clear()
+        self._inputs = torch.zeros(HEADER + room, dtype=torch.int32, device=self._device)
+
+    def _run(self, size: int, kept: int) -> Tensor:
+        """Compute a pass: on a GPU by a graph, captured the first time its size is needed."""
+        if self._use_graphs and (size, kept) not in self._graphs:
+            try:
+                self._capture(size, kept)
+            except RuntimeError as error:
+                self._use_graphs = False
+                warnings.warn(f"decoding without CUDA graphs: {error}", stacklevel=2)
+        if not self._use_graphs:
+            return self._compute(size, kept)
+        graph, logits_FV = self._graphs[size, kept]
+        graph.replay()
+        return logits_FV
+
+    def _capture(self, size: int, kept: int) -> None:
+        self._compute(size, kept)  # compiles the kernels; the replay writes the same again
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._graph_memory):
+            logits_FV = self._compute(size, kept)
+        self._graphs[size, kept] = graph, logits_FV
+
+    def _compute(self, size: int, kept: int) -> Tensor:
+        header, cache = self._inputs[:HEADER].view(6, MOST)[:, :size], self._cache
+        ids_Q, positions_Q, written_Q, starts_Q, lengths_Q, wanted_Q = header
+        written_Q = written_Q.long()
+        cache.positions_S.index_copy_(0, written_Q, positions_Q)
+        cache.rows = SlotRows(
+            written_Q, positions_Q, cache.positions_S, starts_Q, lengths_Q, self._inputs[HEADER:]
+        )
         output = self.model(
-            input_ids=ids_1Q,
-            position_ids=positions_1Q,
-            attention_mask=self._no_mask,
-            past_key_values=self._keys,
+            input_ids=ids_Q.long()[None],
+            position_ids=positions_Q.long()[None],
+            attention_mask=self._no_mask,  # only keeps the model from making one of its own
+            past_key_values=cache,
             use_cache=True,
-            logits_to_keep=wanted_F,
-            plan=self._plan,
+            logits_to_keep=wanted_Q[:kept].long(),
+            rows=cache.rows,
         )
         logits_FV: Tensor = output.logits[0]
         return logits_FV
 
-    def _segments(self, batch: Batch) -> Iterator[QuerySegment]:
-        first = 0
-        for item in batch.items:
-            masks = {window: self._additive(item.visible(window)) for window in self._windows}
-            queries = slice(first, first + len(item.written))
-            written = slice(item.written.start, item.written.stop)
-            yield QuerySegment(queries, written, slice(item.start, item.written.stop), masks)
-            first = queries.stop
 
-    def _additive(self, mask_QK: BoolArray) -> Tensor | None:
-        """Return the mask as all layers add it; None where attention needs none."""
-        if is_causal(mask_QK):
-            return None
-        hidden_QK = torch.from_numpy(~mask_QK)
-        mask = torch.zeros(hidden_QK.shape, dtype=self.model.dtype)
-        mask = mask.masked_fill_(hidden_QK, float("-inf")).repeat(self._shared_heads, 1)
-        return mask[None, None].to(self.model.device)
+def sent(numbers: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """Copy to the device without waiting for what it does."""
+    held = torch.from_numpy(numbers)
+    return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held

@@ -1,4 +1,4 @@
-"""The kernels of paged attention: see `paged_attention`. Imported on a GPU only.
+"""The kernels of paged attention: see `attention`. Imported on a GPU only.
 
 The softmax is computed online, block by block, in float32. Where a pass has few rows, a row's list
 is split among programs, and a second kernel adds up what they found (flash-decoding).
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pasta_decoding.engines.paged_attention import SlotRows
+from pasta_decoding.engines.attention import SlotRows
 
 PROGRAMS = 256
 """A list is split until there are about so many programs: a GPU has about half as many cores."""

@@ -3,18 +3,19 @@
 The noise is the same, so the tokens are, but for near-ties; chosen ids alone leave the device.
 Nothing is waited for but them.
 
-Shapes: F rows, V vocabulary.
+Shapes: F rows, V vocabulary, K tokens that may win: where each row has a top-k, few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pasta_decoding.engines.torch import sent
 from pasta_decoding.runtime.sampler import (
     FIRST_FACTOR,
     ID_FACTOR,
@@ -23,6 +24,8 @@ from pasta_decoding.runtime.sampler import (
     RowParams,
 )
 
+TIES = 64
+"""How many tokens more than top-k may win: those as likely as the last one, where so many are."""
 TURNS = 4
 """Cuts by top-p before tokens are fetched; with them comes whether some row needs more."""
 
@@ -31,19 +34,25 @@ TURNS = 4
 def sampled_rows(logits_FV: Tensor, rows: Sequence[RowParams]) -> list[int]:
     """Return the token that wins in each row."""
     logits_FV = _adjusted(logits_FV, rows)
-    tokens_F = logits_FV.argmax(1)
-    racing = [place for place, row in enumerate(rows) if not row.params.greedy]
-    if not racing:
-        return [int(token) for token in tokens_F.tolist()]
-    places_F = _sent(np.array(racing), logits_FV.device)
-    racing_FV = logits_FV if len(racing) == len(rows) else logits_FV[places_F]
-    for found_F, unsettled in _winners(racing_FV, [rows[place] for place in racing]):
-        # A row without a number in it has no winner: it keeps what argmax makes of it.
-        won_F = torch.where(found_F < 0, tokens_F[places_F], found_F)
-        fetched = torch.cat([tokens_F.index_copy(0, places_F, won_F), unsettled.long()[None]])
-        *tokens, more = fetched.tolist()
-        if not more:
-            break
+    best_F1 = logits_FV.argmax(1, keepdim=True)
+    if all(row.params.greedy for row in rows):
+        return [int(token) for token in best_F1.flatten().tolist()]
+    ids_FK, weight_FK, time_FK, enough_F1 = _race(logits_FV, rows)
+    place_F1 = time_FK.argmin(1, keepdim=True)
+    out_F1 = torch.zeros_like(place_F1, dtype=torch.bool)
+    turns = TURNS if min(row.params.top_p for row in rows) < 1 else 0
+    more = True
+    while more:
+        for _ in range(turns):
+            heavier_FK = weight_FK > weight_FK.gather(1, place_F1)
+            heavier_F1 = (weight_FK * heavier_FK).sum(1, keepdim=True, dtype=torch.float64)
+            out_F1 = heavier_F1 >= enough_F1
+            time_FK.masked_fill_(out_F1 & ~heavier_FK, torch.inf)
+            place_F1 = time_FK.argmin(1, keepdim=True)
+        won_F1 = ids_FK.expand_as(time_FK).gather(1, place_F1)
+        # Where nobody has a time, as in a greedy row, the likeliest is taken.
+        won_F1 = torch.where(time_FK.gather(1, place_F1).isfinite(), won_F1, best_F1)
+        *tokens, more = torch.cat([won_F1.flatten(), out_F1.any().long()[None]]).tolist()
     return tokens
 
 
@@ -55,72 +64,59 @@ def _adjusted(logits_FV: Tensor, rows: Sequence[RowParams]) -> Tensor:
     places = np.concatenate([np.full(len(one.ids), place) for place, one in changed])
     ids = np.concatenate([one.ids for _, one in changed])
     numbers = np.concatenate([(one.factors, one.added) for _, one in changed], axis=1)
-    where = tuple(_sent(np.stack([places, ids]), logits_FV.device))
-    factors, added = _sent(numbers, logits_FV.device)
+    where = tuple(sent(np.stack([places, ids]), logits_FV.device))
+    factors, added = sent(numbers, logits_FV.device)
     found = logits_FV[where]
     scaled = torch.where(found > 0, found / factors, found * factors)
     return logits_FV.index_put(where, scaled + added)
 
 
-def _winners(logits_FV: Tensor, rows: Sequence[RowParams]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield as `sampler.winner`, -1 where there is none, and whether a later yield may differ."""
+def _race(logits_FV: Tensor, rows: Sequence[RowParams]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the ids that may win, what they weigh, when they arrive, and what top-p keeps."""
     size, params = logits_FV.shape[1], [row.params for row in rows]
     halves_F2 = np.array([row.key_halves for row in rows], dtype=np.uint32).view(np.int32)
     kept = [min(one.top_k or size, size) for one in params]
-    columns = [[1 / one.temperature, one.min_p, one.top_p] for one in params]
+    most = max(k for k, one in zip(kept, params, strict=True) if not one.greedy)
+    columns = [
+        (math.nan if one.greedy else 1 / one.temperature, one.min_p, one.top_p) for one in params
+    ]
     table_F6 = np.column_stack([halves_F2, kept, columns])
-    before_F, between_F, kept_F, scale_F, least_F, top_p_F = (
-        _sent(table_F6, logits_FV.device).mT[..., None].unbind()
+    before_F1, between_F1, kept_F1, scale_F1, least_F1, top_p_F1 = (
+        sent(table_F6, logits_FV.device).mT[..., None].unbind()
     )
-    weight_FV = (logits_FV - logits_FV.amax(1, keepdim=True)).mul_(scale_F.float()).exp_()
-    least_F = least_F.float()
-    if (largest := max([k for k in kept if k < size], default=0)) > 0:
-        sorted_FK = weight_FV.topk(largest, dim=1).values
-        last_F = sorted_FK.gather(1, kept_F.long().clamp(max=largest) - 1)
-        least_F = torch.where(kept_F < size, torch.maximum(least_F, last_F), least_F)
-    if largest or any(one.min_p > 0 for one in params):
-        weight_FV = torch.where(weight_FV >= least_F, weight_FV, 0)
-    time_FV = _exponentials(size, before_F.int(), between_F.int()).div_(weight_FV)
-    token_F = time_FV.argmin(1, keepdim=True)
-    enough_F = torch.where(top_p_F < 1, top_p_F, torch.inf)
-    enough_F = enough_F * weight_FV.sum(1, keepdim=True, dtype=torch.float64)
-    turns = TURNS if min(one.top_p for one in params) < 1 else 0
-    while True:
-        out_F = torch.zeros_like(enough_F, dtype=torch.bool)
-        for _ in range(turns):
-            heavier_FV = weight_FV > weight_FV.gather(1, token_F)
-            heavier_F = (weight_FV * heavier_FV).sum(1, keepdim=True, dtype=torch.float64)
-            out_F = heavier_F >= enough_F
-            time_FV.masked_fill_(out_F & ~heavier_FV, torch.inf)
-            token_F = time_FV.argmin(1, keepdim=True)
-        finite_F = time_FV.gather(1, token_F).isfinite()
-        yield torch.where(finite_F, token_F, -1)[:, 0], out_F.any()
+    logits_FK, ids_FK = logits_FV, torch.arange(size, device=logits_FV.device)[None]
+    if most + TIES < size:
+        logits_FK, ids_FK = logits_FV.topk(most + TIES)
+    weight_FK = (logits_FK - logits_FK.amax(1, keepdim=True)).mul_(scale_F1.float()).exp_()
+    least_F1 = least_F1.float()
+    if (largest := max([min(k, most) for k in kept if k < size], default=0)) > 0:
+        sorted_FK = weight_FK.topk(largest).values
+        last_F1 = sorted_FK.gather(1, kept_F1.long().clamp(max=largest) - 1)
+        least_F1 = torch.where(kept_F1 < size, torch.maximum(least_F1, last_F1), least_F1)
+    weight_FK = torch.where(weight_FK >= least_F1, weight_FK, 0)
+    time_FK = _exponentials(ids_FK.int(), before_F1.int(), between_F1.int()).div_(weight_FK)
+    total_F1 = weight_FK.sum(1, keepdim=True, dtype=torch.float64)
+    cut_F1 = (top_p_F1 < 1) & (total_F1 > 0)
+    return ids_FK, weight_FK, time_FK, torch.where(cut_F1, top_p_F1 * total_F1, torch.inf)
 
 
-def _exponentials(size: int, before_F: Tensor, between_F: Tensor) -> Tensor:
+def _exponentials(ids_FK: Tensor, before_F1: Tensor, between_F1: Tensor) -> Tensor:
     """As `sampler.hashes`, and the times that follow from them, float32.
 
     Products of int32 wrap around; a shift keeps the sign, which a mask takes away.
     """
-    ids_V = torch.arange(size, device=before_F.device, dtype=torch.int32)
-    hash_FV = ids_V * _signed(ID_FACTOR) + before_F
-    hash_FV ^= (hash_FV >> 16) & 0xFFFF
-    hash_FV *= _signed(FIRST_FACTOR)
-    hash_FV ^= between_F
-    hash_FV ^= (hash_FV >> 15) & 0x1FFFF
-    hash_FV *= _signed(SECOND_FACTOR)
-    hash_FV ^= (hash_FV >> 16) & 0xFFFF
+    hash_FK = ids_FK * _signed(ID_FACTOR) + before_F1
+    hash_FK ^= (hash_FK >> 16) & 0xFFFF
+    hash_FK *= _signed(FIRST_FACTOR)
+    hash_FK ^= between_F1
+    hash_FK ^= (hash_FK >> 15) & 0x1FFFF
+    hash_FK *= _signed(SECOND_FACTOR)
+    hash_FK ^= (hash_FK >> 16) & 0xFFFF
     # Of u and 1 - u the smaller one, which float32 has exactly enough.
-    small_FV = ((hash_FV ^ (hash_FV >> 31)).float() + 0.5) * UNIT
-    return torch.where(hash_FV < 0, -small_FV.log(), -torch.log1p(-small_FV))
+    small_FK = ((hash_FK ^ (hash_FK >> 31)).float() + 0.5) * UNIT
+    return torch.where(hash_FK < 0, -small_FK.log(), -torch.log1p(-small_FK))
 
 
 def _signed(factor: int) -> int:
     """Return a number of 32 bits as int32 has it."""
     return factor - 2**32 if factor >= 2**31 else factor
-
-
-def _sent(numbers: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """Copy to the device without waiting for what it does."""
-    held = torch.from_numpy(numbers)
-    return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held
