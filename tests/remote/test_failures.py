@@ -210,6 +210,7 @@ def listing(body: bytes, status: str = "200 OK") -> bytes:
         (listing(b'{"data": []}'), "serves no model, none of them called 'a'"),
         (listing(b'{"data": [{"id": "b"}, {"id": "c"}]}'), "serves 'b', 'c', none of them called"),
         (listing(b'{"data": [{"id": "b"}]}'), "serve different models: 'b' at .+, 'tiny' at"),
+        (listing(b" " * 2**21), "no server is ready: .+ its list of models has no end"),
     ],
 )
 def test_a_broken_list_of_models_is_told_and_another_server_may_do(

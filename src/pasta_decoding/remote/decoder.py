@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from pasta_decoding.runtime.request import Request, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.scheduler import Activity
 
+MAX_MODELS_BYTES = 2**20
 STEP_S = 0.02
 """The longest that a step waits for news: new requests and cancels may wait as long."""
 
@@ -183,7 +186,7 @@ def find_model(
     with httpx.Client(headers=headers(api_key), timeout=connect_s) as client:
         for base_url in base_urls:
             try:
-                found[base_url] = _model_of(client, base_url, names)
+                found[base_url] = _model_of(client, base_url, names, connect_s)
             except (httpx.TransportError, httpx.DecodingError, RemoteError) as error:
                 absent.append(f"{base_url}: {excerpt(str(error) or type(error).__name__)}")
     if not found:
@@ -195,15 +198,22 @@ def find_model(
     return model, min((size for _, size in found.values() if size is not None), default=None)
 
 
-def _model_of(client: httpx.Client, base_url: str, names: Sequence[str]) -> tuple[str, int | None]:
-    response = client.get(f"{base_url}/models")
-    status, said = response.status_code, excerpt(response.text)
+def _model_of(
+    client: httpx.Client, base_url: str, names: Sequence[str], limit_s: float
+) -> tuple[str, int | None]:
+    end_s, body = time.monotonic() + limit_s, b""
+    with client.stream("GET", f"{base_url}/models") as response:
+        for piece in response.iter_bytes():
+            body += piece
+            if len(body) > MAX_MODELS_BYTES or time.monotonic() > end_s:
+                raise RemoteError(f"its list of models has no end ({len(body)} bytes came)")
+    status, said = response.status_code, excerpt(body.decode("utf-8", "replace"))
     if is_retryable(status):
         raise RemoteError(f"it failed with status {status}: {said}")
     if status in (401, 403):
         raise PastaError(f"{base_url} refuses the key ({status}); set PASTA_REMOTE_KEY")
     try:
-        models = {str(one["id"]): one.get("max_model_len") for one in response.json()["data"]}
+        models = {str(one["id"]): one.get("max_model_len") for one in json.loads(body)["data"]}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise PastaError(f"{base_url}/models does not list models: {said}") from error
     known = [name for name in names if name in models] or (list(models) if len(models) == 1 else [])
