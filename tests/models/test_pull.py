@@ -80,6 +80,7 @@ def test_a_pulled_gguf_gives_its_logits_to_torch_and_joins_the_files_of_an_older
     assert path == cache / DEFAULT_MODEL / f"{DEFAULT_MODEL}.gguf"
     assert path == model_path(cache) == find_base(None, cache) == find_base(BASE_NAME, cache)
     loaded = load_model(path, path)
+    assert loaded.model.name_or_path == "", "what is no name is not looked up on the hub"
     torch.testing.assert_close(loaded.model(IDS).logits, expected, atol=1e-5, rtol=0)
     assert names(cache) == [DEFAULT_MODEL], "no scratch folder, no download"
     arrives(NOTHING)

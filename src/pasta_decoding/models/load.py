@@ -150,7 +150,9 @@ def load_base(
         kind = getattr(transformers, read.model.config.architectures[0])
         # Each weight is dequantised when it is asked for.
         settings |= {"config": read.model.config, "state_dict": file.weights}
-        return replace(read, model=_from_pretrained(kind, source, None, settings), added={})
+        model = _from_pretrained(kind, source, None, settings)
+        model.name_or_path = model.config.name_or_path = ""  # peft looks "None" up on the hub
+        return replace(read, model=model, added={})
     record = None if adapter is None else checkpoints.load(adapter)  # refused before weights load
     tokenizer = load_tokenizer(source)
     model = _from_pretrained(transformers.AutoModelForCausalLM, source, source, settings)
