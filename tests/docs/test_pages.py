@@ -84,7 +84,7 @@ def test_openai_s_client_works_as_the_page_has_it(
 ) -> None:
     [block] = [one for one in blocks("docs/serving.md", "python") if "import OpenAI\n" in one.text]
     decoder = torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter)
-    with running(decoder, model="pasta-balanced", answer_tokens=24) as server:
+    with running(decoder, model="pasta", answer_tokens=24) as server:
         execute(replace(block, text=block.text.replace("http://127.0.0.1:8000", server.url)))
     [question] = re.findall(r'"(Give me .*?)"', block.text)
     request = decoder.request(question, Rules(max_tokens=24), SamplingParams())
