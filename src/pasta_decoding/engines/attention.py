@@ -174,10 +174,11 @@ def attend_plainly(
         if window is not None:
             near_QK = rows.positions_Q[own, None] - rows.positions_S[slots] < window
             seen_QK = seen_QK & near_QK  # noqa: PLW2901
-        queries, _, shared, _ = heads_QGRD[own].shape
+        own_QGRD = heads_QGRD[own]
+        queries, _, shared, _ = own_QGRD.shape
         # Heads that share a kv head are queries of one matrix, so no key is copied.
         out_GND = scaled_dot_product_attention(
-            heads_QGRD[own].permute(1, 2, 0, 3).flatten(1, 2)[None],
+            own_QGRD.permute(1, 2, 0, 3).flatten(1, 2)[None],
             keys_GSD[None, :, slots],
             values_GSD[None, :, slots],
             attn_mask=seen_QK.repeat(shared, 1),

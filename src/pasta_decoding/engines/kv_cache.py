@@ -20,7 +20,6 @@ import numpy.typing as npt
 from pasta_decoding.engines.base import Branch, Feed, Limits
 from pasta_decoding.errors import PastaError
 
-BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int32]
 
 
@@ -41,7 +40,7 @@ class BatchItem:
     seen: Sequence[IntArray]
     positions_K: npt.NDArray[np.int64]
 
-    def visible(self, window: int | None) -> BoolArray:
+    def visible(self, window: int | None) -> npt.NDArray[np.bool_]:
         """Say whether query q may attend to slot k, in a layer with this sliding window.
 
         No row is empty: each token sees itself. None: full attention.
@@ -60,14 +59,6 @@ class BatchItem:
             own_positions = self.positions_K[slots - len(self.written) :]
             mask_QK &= np.subtract.outer(own_positions, self.positions_K) < window
         return mask_QK
-
-
-def is_causal(mask_QK: BoolArray) -> bool:
-    """Do the queries (one, or all tokens) see exactly the slots up to their own?"""
-    queries, slots = mask_QK.shape
-    if queries == 1:
-        return bool(mask_QK.all())
-    return queries == slots and np.array_equal(mask_QK, np.tri(queries, dtype=np.bool_))
 
 
 class Batch:
