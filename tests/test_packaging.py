@@ -59,3 +59,7 @@ def test_an_extra_is_installed_from_the_checkout_or_from_the_index(tmp_path: Pat
     assert install_command("llama", module) == 'pip install "pasta-decoding[llama]"'
     (tmp_path / "pyproject.toml").touch()
     assert install_command("llama", module) == f'pip install -e "{tmp_path}[llama]"'
+
+
+def test_the_adapters_of_a_wheel_stay_small() -> None:
+    assert sum(one.stat().st_size for one in (ROOT / "adapters").rglob("*.*")) < 60_000_000
