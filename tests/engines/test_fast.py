@@ -183,6 +183,32 @@ def test_other_requests_in_a_step_change_no_bit(name: str) -> None:
         np.testing.assert_array_equal(beside(others), alone)
 
 
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_which_branch_was_faster_changes_no_bit(name: str) -> None:
+    engine = FastEngine(ModelWeights(TINY_MODELS[name]()))
+
+    def joined(turns: str) -> FloatArray:
+        main = engine.open(reserved_tokens=300)
+        engine.step([fed(main, 70, 0)])
+        children = {one: engine.fork(main) for one in "abc"}
+        at = dict.fromkeys(children, 70)
+        rows = {}
+        for turn in turns.split():
+            feeds = [Feed((children[one],), (ord(one) - at[one] % 9,), (at[one],)) for one in turn]
+            rows |= dict(zip(turn, engine.step(feeds), strict=True))
+            at |= {one: at[one] + 1 for one in turn}
+        first, *others = dict.fromkeys(reversed(turns.replace(" ", "")))
+        engine.join(children[first], [children[one] for one in others])
+        engine.join(main, [children[first]])
+        last = engine.step([fed(main, 3, 90)])
+        engine.close(main)
+        return np.concatenate([np.stack([rows[one] for one in "abc"]), last])
+
+    expected = joined("abc abc abc abc abc")
+    for turns in ("a a a a a b b b b b c c c c c", "c bc bc a ab abc ab ac"):
+        np.testing.assert_array_equal(joined(turns), expected)
+
+
 @pytest.mark.parametrize("plain", [False, True], ids=["C++", "torch"])
 @torch.no_grad()
 def test_an_adapter_beside_the_weights_is_the_merged_model(plain: bool) -> None:

@@ -44,13 +44,12 @@ void multiply(
     const Linear& linear, const float* input, int64_t stride, int64_t tokens, float* out,
     Scratch& scratch, int threads);
 
-// One request's part of a pass, as fast.py writes it.
+// Queries of a branch that follow each other, as fast.py writes them.
 struct Segment {
   int64_t first;    // its first query in the pass
   int64_t queries;  // how many
-  int64_t written;  // the slot of the first of them; the others' follow
-  int64_t seen;     // the slots that they look at, their own included: from here
-  int64_t end;      // to here
+  int64_t count;    // the slots that the last of them sees: at the end those that they write
+  int64_t listed;   // where these begin in the list of slots
   int64_t mask;     // where its mask [queries, slots] begins
 };
 
@@ -58,6 +57,7 @@ struct Segment {
 struct Metadata {
   const float *cos, *sin;  // [Q, D / 2]
   const Segment* segments;
+  const int32_t* slots;
   const uint8_t* masks;
   int64_t count;  // segments
 };

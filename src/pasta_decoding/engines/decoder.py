@@ -1,6 +1,6 @@
 """A decoder's layers by torch: the formula of the C++ code, and all there is without a compiler.
 
-Shapes: Q tokens of the pass, N segments (the queries of one request), I width of the model, H
+Shapes: Q tokens of the pass, N feeds, I width of the model, H
 heads, G kv heads, D head width, L layers, S slots of the cache, O outputs of linear layers.
 """
 
@@ -21,13 +21,15 @@ class AttentionMetadata(NamedTuple):
     """What the layers of one kind of attention must know of a pass.
 
     cos_QD, sin_QD: of each token's angles; D is half of a head's width.
-    table_N6: for each segment a `Segment` of decoder.h.
-    masks:    bytes, 1 for a slot that a query sees: [queries, slots] for each segment.
+    table_N5: for each feed a `Segment` of decoder.h.
+    slots:    that its last query sees, one list behind the other.
+    masks:    whether a query sees a slot, [queries, slots] for each feed.
     """
 
     cos_QD: Tensor
     sin_QD: Tensor
-    table_N6: Tensor
+    table_N5: Tensor
+    slots: Tensor
     masks: Tensor
 
 
@@ -104,19 +106,18 @@ def attend(
     metadata: AttentionMetadata,
 ) -> Tensor:  # fmt: skip
     """Write keys and values into their slots; return attention's output, [Q, H, D]."""
-    cos_QD, sin_QD, table_N6, masks = metadata
+    cos_QD, sin_QD, table_N5, slots, masks = metadata
     query_QHD, key_QGD = (rotated(one, cos_QD, sin_QD) for one in (query_QHD, key_QGD))
     out_QHD = torch.empty_like(query_QHD)
-    for first, queries, written, seen, end, mask in table_N6.tolist():
-        own, slots = slice(first, first + queries), slice(written, written + queries)
-        keys_GSD[:, slots] = key_QGD[own].transpose(0, 1)
-        values_GSD[:, slots] = value_QGD[own].transpose(0, 1)
-        size = queries * (end - seen)
+    for first, queries, count, listed, masked in table_N5.tolist():
+        own, seen_K = slice(first, first + queries), slots[listed : listed + count]
+        for held_GSD, new_QGD in ((keys_GSD, key_QGD), (values_GSD, value_QGD)):
+            held_GSD[:, seen_K[-queries:]] = new_QGD[own].transpose(0, 1).to(held_GSD.dtype)
         out_1HQD = functional.scaled_dot_product_attention(
             query_QHD[own].transpose(0, 1)[None],
-            keys_GSD[None, :, seen:end].float(),
-            values_GSD[None, :, seen:end].float(),
-            attn_mask=masks[mask : mask + size].view(queries, -1).bool(),
+            keys_GSD[None, :, seen_K].float(),
+            values_GSD[None, :, seen_K].float(),
+            attn_mask=masks[masked : masked + queries * count].view(queries, -1),
             scale=1.0,
             enable_gqa=True,
         )

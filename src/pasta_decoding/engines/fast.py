@@ -5,7 +5,7 @@ C++ code a row's result does not depend, to the bit, on the other rows of its st
 prompt was cut. Every other model goes to the torch engine, which is the reference.
 
 Shapes: Q tokens of the pass, F of them with logits, I width of the model, D half of a head's width,
-N segments (the tokens of one request), V vocabulary.
+N feeds, V vocabulary.
 """
 
 from __future__ import annotations
@@ -43,16 +43,22 @@ def obstacle(config: Any) -> str | None:
     return None
 
 
-def slot_table(batch: Batch, window: int | None) -> tuple[Tensor, Tensor]:
-    """Return table_N6 and masks of `AttentionMetadata` for layers with this window."""
-    table, masks, first, offset = [], [], 0, 0
+def slot_table(batch: Batch, window: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return table_N5, slots and masks of `AttentionMetadata` for layers with this window."""
+    table, lists, masks = [], [], []
+    first = listed = masked = 0
     for item in batch.items:
-        mask_QK = item.visible(window)
-        slots = (item.written.start, item.start, item.written.stop)
-        table.append((first, len(mask_QK), *slots, offset))
-        masks.append(mask_QK.ravel())
-        first, offset = first + len(mask_QK), offset + mask_QK.size
-    return torch.tensor(table), torch.from_numpy(np.concatenate(masks).view(np.uint8))
+        for feed, seen_K in zip(item.feeds, item.seen, strict=True):
+            queries, slots = len(feed.ids), len(seen_K)
+            mask_QK = np.tri(queries, slots, slots - queries, dtype=np.bool_)
+            if window is not None:
+                positions_K = item.positions_K[seen_K - item.start]
+                mask_QK &= np.subtract.outer(feed.positions, positions_K) < window
+            table.append((first, queries, slots, listed, masked))
+            lists.append(seen_K)
+            masks.append(mask_QK.ravel())
+            first, listed, masked = first + queries, listed + slots, masked + mask_QK.size
+    return torch.tensor(table), *map(torch.from_numpy, map(np.concatenate, (lists, masks)))
 
 
 def frequencies(weights: ModelWeights, kind: str) -> tuple[Tensor, float]:

@@ -2,7 +2,8 @@
 
 A slot holds the keys and values of one token. A request takes its slots when it opens and fills
 them in the order of feeding. What a branch sees is a list of its request's slots: a fork copies
-the list, a join unites lists. These are integers only; each engine keeps the keys themselves.
+the list, a join unites lists, in an order that no schedule changes: so an engine that adds up in
+this order gives the same bits under any load. These are integers only; each engine keeps the keys.
 
 Shapes: F feeds of a step, Q tokens of one request in it (in rows: of all), K slots that the
 request has used so far, the step's own included.
@@ -30,7 +31,7 @@ class BatchItem:
     feeds:       the Q tokens, feed by feed.
     start:       the request's first slot; the K slots follow each other from there.
     written:     the slots of the Q tokens, the last of the K.
-    seen:        of each feed, the slots that its last token sees, ascending.
+    seen:        of each feed, the slots that its last token sees, the feed's own at the end.
     positions_K: the position of each slot's token, for sliding windows.
     """
 
@@ -39,26 +40,6 @@ class BatchItem:
     written: range
     seen: Sequence[IntArray]
     positions_K: npt.NDArray[np.int64]
-
-    def visible(self, window: int | None) -> npt.NDArray[np.bool_]:
-        """Say whether query q may attend to slot k, in a layer with this sliding window.
-
-        No row is empty: each token sees itself. None: full attention.
-        """
-        slots = self.written.stop - self.start
-        mask_QK = np.zeros((len(self.written), slots), dtype=np.bool_)
-        query, own = 0, slots - len(self.written)
-        for feed, seen in zip(self.feeds, self.seen, strict=True):
-            tokens = len(feed.ids)
-            mask_QK[query, seen - self.start] = True
-            if tokens > 1:
-                mask_QK[query + 1 : query + tokens] = mask_QK[query]
-                mask_QK[query : query + tokens, own : own + tokens] = np.tri(tokens, dtype=np.bool_)
-            query, own = query + tokens, own + tokens
-        if window is not None:
-            own_positions = self.positions_K[slots - len(self.written) :]
-            mask_QK &= np.subtract.outer(own_positions, self.positions_K) < window
-        return mask_QK
 
 
 class Batch:
@@ -98,7 +79,7 @@ class Batch:
 
 
 class _Branch:
-    """Which slots of `request` a branch sees: the first `count` of `slots`, ascending."""
+    """Which slots of `request` a branch sees: the first `count` of `slots`."""
 
     def __init__(self, request: _Request, slots: IntArray) -> None:
         self.request, self.count = request, len(slots)
@@ -116,12 +97,12 @@ class _Branch:
 
 
 class _Request:
-    """What one `open` holds: slots, and what its tokens' positions are."""
+    """What one `open` holds: slots, the positions of their tokens, and who wrote them."""
 
     def __init__(self, start: int, capacity: int) -> None:
         self.start, self.capacity, self.used, self.branches = start, capacity, 0, 0
         self.forked_at: int | None = None
-        self.positions = np.zeros(capacity, dtype=np.int64)
+        self.positions, self.writers = np.zeros((2, capacity), dtype=np.int64)
 
     @property
     def shared(self) -> int:
@@ -166,7 +147,9 @@ class CachedEngine:
         joined = [self._branch(child) for child in children]
         assert all(one.request is of.request for one in joined), "a request joins its own branches"
         seen = np.unique(np.concatenate([of.seen, *(one.seen for one in joined)]))
-        self._branches[parent] = _Branch(of.request, seen)
+        writers = of.request.writers[seen - of.request.start]
+        # By branches as they were forked: who ended first depends on what else was decoded.
+        self._branches[parent] = _Branch(of.request, seen[np.argsort(writers, kind="stable")])
         for child in children:
             self.close(child)
 
@@ -176,6 +159,7 @@ class CachedEngine:
         assert 0 < tokens <= request.shared, "those fed before the first fork"
         request.capacity = request.used = tokens
         request.positions, request.forked_at = request.positions[:tokens].copy(), None
+        request.writers = request.writers[:tokens].copy()
         slots = np.arange(request.start, request.start + tokens, dtype=np.int32)
         self._branches[branch] = _Branch(request, slots)
 
@@ -190,7 +174,7 @@ class CachedEngine:
         assert taker.branches == 1, "to the only branch"
         assert 0 < tokens <= min(giver.shared, taker.capacity), "those fed before the first fork"
         self._branch(target).see(range(taker.start, taker.start + tokens))
-        taker.positions[:tokens] = giver.positions[:tokens]
+        taker.positions[:tokens], taker.writers[:tokens] = giver.positions[:tokens], target
         taker.used = tokens
         return slice(giver.start, giver.start + tokens), slice(taker.start, taker.start + tokens)
 
@@ -230,6 +214,7 @@ class CachedEngine:
                 one.see(slots)
             lists.append(writer.seen)
             request.positions[start : request.used] = feed.positions
+            request.writers[start : request.used] = feed.branches[0]
         written = range(request.start + first, request.start + request.used)
         return BatchItem(feeds, request.start, written, lists, request.positions[: request.used])
 

@@ -62,7 +62,7 @@ class _Layer(ctypes.Structure):  # this and the next ones: see decoder.h
 
 
 class _Metadata(ctypes.Structure):
-    _fields_ = _fields((_POINTER, "cos sin segments masks"), (_NUMBER, "count"))
+    _fields_ = _fields((_POINTER, "cos sin segments slots masks"), (_NUMBER, "count"))
 
 
 class _Model(ctypes.Structure):
@@ -139,7 +139,7 @@ class NativeDecoder:
     def __call__(self, hidden_QI: Tensor, kinds: Mapping[str, AttentionMetadata]) -> Tensor:
         hidden_QI = hidden_QI.contiguous()
         ordered = [kinds[kind] for kind in self._kinds]
-        structs = [_Metadata(*map(_address, one), len(one.table_N6)) for one in ordered]
+        structs = [_Metadata(*map(_address, one), len(one.table_N5)) for one in ordered]
         metadata = (_Metadata * len(structs))(*structs)
         self._library.pasta_pass(
             self._model, metadata, _address(hidden_QI), len(hidden_QI), torch.get_num_threads()

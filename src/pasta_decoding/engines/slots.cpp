@@ -1,7 +1,7 @@
 // Attention over the slots of several requests, as one call a layer.
 //
-// A query adds the slots of its request in blocks, from the request's first slot on. What it does
-// not see adds exactly nothing, so its result does not depend, to the bit, on the other queries.
+// A query adds the slots that its branch lists in blocks, in their order. What it does not see adds
+// exactly nothing, so its result does not depend, to the bit, on what else is computed, or when.
 
 #include <limits>
 
@@ -40,7 +40,8 @@ class Attention {
 
   void run(const Task& task, float* out) {
     const Segment& one = *task.segment;
-    const int64_t slots = one.end - one.seen, rows = task.queries * shared_;
+    const int64_t slots = one.count, rows = task.queries * shared_;
+    const int32_t* list = metadata_.slots + one.listed;
     const uint8_t* masks = metadata_.masks + one.mask + task.first * slots;
     const auto place = [&](int64_t row, int64_t heads) {  // where tokens have so many heads
       const int64_t token = one.first + task.first + row / shared_;
@@ -61,7 +62,7 @@ class Attention {
       for (int64_t row = 0; row < rows; ++row) {
         const uint8_t* mask = masks + row / shared_ * slots + slot;
         if (std::memchr(mask, 1, count) == nullptr) continue;
-        if (!converted) convert_slots((task.kv_head * model_.slots) + one.seen + slot, count);
+        if (!converted) convert_slots(task.kv_head * model_.slots, list + slot, count);
         converted = true;
         add(row, count, mask);
       }
@@ -73,9 +74,9 @@ class Attention {
   }
 
  private:
-  void convert_slots(int64_t first, int64_t count) {
+  void convert_slots(int64_t first, const int32_t* slots, int64_t count) {
     for (int64_t slot = 0; slot < count; ++slot) {
-      const int64_t from = (first + slot) * width_;
+      const int64_t from = (first + slots[slot]) * width_;
       convert(static_cast<const T*>(layer_.keys) + from, &keys_[slot * padded_], width_);
       convert(static_cast<const T*>(layer_.values) + from, &values_[slot * padded_], width_);
     }
@@ -148,11 +149,12 @@ void run(
   for (const Segment* one = metadata.segments; one != metadata.segments + metadata.count; ++one) {
     const int64_t most = (one->queries > kFewQueries ? kRows : kFewRows) / shared,
                   step = std::max<int64_t>(most, 1);
-    work += one->queries * model.heads * (one->end - one->seen);
+    const int32_t* written = metadata.slots + one->listed + one->count - one->queries;
+    work += one->queries * model.heads * one->count;
     for (int64_t head = 0; head < model.kv_heads; ++head) {
       for (int64_t query = 0; query < one->queries; ++query) {
         const float* key = qkv + (one->first + query) * stride + (model.heads + head) * width;
-        const int64_t to = (head * model.slots + one->written + query) * width;
+        const int64_t to = (head * model.slots + written[query]) * width;
         convert(key, static_cast<T*>(layer.keys) + to, width);
         convert(key + model.kv_heads * width, static_cast<T*>(layer.values) + to, width);
       }
