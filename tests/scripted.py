@@ -93,7 +93,7 @@ class ScriptedEngine(CachedEngine):
         line = {branch}
         while branch in self._parents:
             line.add(branch := self._parents[branch])
-        tokens = [self._tokens[slot] for slot in slots]
+        tokens = [self._tokens[slot] for slot in sorted(slots)]
         joined = [token for token in tokens if token[1] not in line]
         path = [id_ for id_, writer in tokens if writer in line]
         return (*(id_ for id_, _ in sorted(joined, key=lambda token: token[1])), *path)
