@@ -192,7 +192,7 @@ def test_which_branch_was_faster_changes_no_bit(name: str) -> None:
         engine.step([fed(main, 70, 0)])
         children = {one: engine.fork(main) for one in "abc"}
         at = dict.fromkeys(children, 70)
-        rows = {}
+        rows: dict[str, FloatArray] = {}
         for turn in turns.split():
             feeds = [Feed((children[one],), (ord(one) - at[one] % 9,), (at[one],)) for one in turn]
             rows |= dict(zip(turn, engine.step(feeds), strict=True))

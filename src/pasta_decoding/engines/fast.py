@@ -58,7 +58,8 @@ def slot_table(batch: Batch, window: int | None) -> tuple[Tensor, Tensor, Tensor
             lists.append(seen_K)
             masks.append(mask_QK.ravel())
             first, listed, masked = first + queries, listed + slots, masked + mask_QK.size
-    return torch.tensor(table), *map(torch.from_numpy, map(np.concatenate, (lists, masks)))
+    seen, mask = torch.from_numpy(np.concatenate(lists)), torch.from_numpy(np.concatenate(masks))
+    return torch.tensor(table), seen, mask
 
 
 def frequencies(weights: ModelWeights, kind: str) -> tuple[Tensor, float]:
