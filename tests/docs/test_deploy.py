@@ -54,7 +54,9 @@ def test_the_steps_of_the_image_give_a_server_that_answers(tmp_path: Path) -> No
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     command = [sys.executable, "-m", "pasta_decoding", *words("\nCMD", text), "--port", port]
-    health = [one.replace("8000", port) for one in words("CMD", text)]
+    python, *arguments = words("CMD", text)
+    assert python == "python"
+    health = [sys.executable, *(one.replace("8000", port) for one in arguments)]
     with subprocess.Popen(command, cwd=tmp_path, env=environment) as server:
         try:
             until(
