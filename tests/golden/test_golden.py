@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pasta_decoding as pasta
 from tests.golden import golden
 
 RENEW = "If this change is meant: python -m tests.golden.golden"
+NAMES = ("parallel", "sequential")
 QUICK = (0, 8, 12, 19)
 """The prompts that are answered by default: those with the fewest steps; the others are `slow`."""
 
@@ -48,13 +50,30 @@ def entries(engine: str) -> list[Any]:
             marks=[] if number in QUICK and name == "parallel" else pytest.mark.slow,
         )
         for number, entry in enumerate(golden.read(engine))
-        for name in ("parallel", "sequential")
+        for name in NAMES
     ]
 
 
-@pytest.mark.parametrize(("entry", "name"), entries("torch"))
-def test_answers_on_torch(entry: dict[str, Any], name: str, torch_model: pasta.Model) -> None:
-    hold(torch_model, entry, name)
+@pytest.mark.parametrize("number", QUICK)
+def test_answers_on_torch(number: int, torch_model: pasta.Model) -> None:
+    hold(torch_model, golden.read("torch")[number], "parallel")
+
+
+@pytest.mark.slow
+def test_all_answers_on_torch_side_by_side(torch_model: pasta.Model) -> None:
+    """One after the other they take many times as long."""
+    cases = [(entry, name) for entry in golden.read("torch") for name in NAMES]
+
+    def answer(case: tuple[dict[str, Any], str]) -> dict[str, Any]:
+        entry, name = case
+        return golden.answer(torch_model, entry["prompt"], parallel=name == "parallel")
+
+    with ThreadPoolExecutor(len(cases)) as clients:
+        found = list(clients.map(answer, cases))
+    for (entry, name), one in zip(cases, found, strict=True):
+        expected = entry[name]
+        near = expected.pop("least_gap") < golden.NEAR_TIE
+        assert near or one == expected, (entry["prompt"], name)
 
 
 @pytest.mark.llama

@@ -15,42 +15,23 @@ from pasta_decoding.lang.layout import Run
 from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.models.load import DEFAULT_ADAPTER, find_adapter, load_base, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
-from pasta_decoding.runtime.decoder import answer_of, decoder_over
+from pasta_decoding.runtime.decoder import decoder_over
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Logits, Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.runtime.vocabulary import vocabulary_of
+from tests.golden.golden import PROMPTS
 from tests.law.watched import Watched, replay
+from tests.runtime.machine import finish
 
 TOKENS = 16
 NEAR_TIE = 1e-3
 
-PROMPTS = [
-    "What is the capital of France?",
-    "Name three primary colours.",
-    "How do bees make honey?",
-    "Write a haiku about rain.",
-    "Why is the sky blue?",
-    "Give me two tips for better sleep.",
-    "What does HTTP stand for?",
-    "Explain photosynthesis to a child.",
-    "List the planets of the solar system.",
-    "What is 12 times 12?",
-    "Translate 'good morning' into Spanish.",
-    "Who wrote Hamlet?",
-    "How do I boil an egg?",
-    "What are the benefits of running?",
-    "Describe the taste of an orange.",
-    "What is a prime number?",
-    "Compare cats and dogs.",
-    "What is the boiling point of water?",
-    "Suggest a name for a boat.",
-    "How does a bicycle stay upright?",
-]
-
 
 @pytest.mark.parametrize(
-    "prompts", [PROMPTS[:3], pytest.param(PROMPTS, marks=pytest.mark.slow)], ids=["three", "twenty"]
+    "prompts",
+    [PROMPTS[:3], pytest.param(PROMPTS[3:], marks=pytest.mark.slow)],
+    ids=["three", "others"],
 )
 def test_sequential_decoding_equals_generate(prompts: list[str], default_model: Path) -> None:
     loaded = load_base(default_model)
@@ -58,16 +39,17 @@ def test_sequential_decoding_equals_generate(prompts: list[str], default_model: 
     encoder = PromptEncoder(tokenizer, forbidden_ids=control.ids)
     asked = [encoder.encode([Message("user", text)]) for text in prompts]
     # The engine takes the model over, so `generate` goes first, with transformers' own attention.
-    expected = [_generate(model, prompt, sorted(control.ids)) for prompt in asked]
+    expected = _generate(model, asked, sorted(control.ids))
 
     engine = TorchEngine(model)
     ends = frozenset({tokenizer.eos_token_id})
     vocabulary = vocabulary_of(tokenizer, control, engine.vocabulary_size, ends, min(ends))
     rules = Rules(max_tokens=TOKENS, parallel=False)
+    scheduler = Scheduler(engine, vocabulary, SHARED_MAX)
+    requests = [Request(tuple(prompt), Sampler(SamplingParams()), rules) for prompt in asked]
+    answers = finish(scheduler, [scheduler.add(request) for request in requests])
     compared = 0
-    for prompt, tokens in zip(asked, expected, strict=True):
-        scheduler = Scheduler(engine, vocabulary, SHARED_MAX)
-        answer = answer_of(scheduler, Request(tuple(prompt), Sampler(SamplingParams()), rules))
+    for prompt, answer, tokens in zip(asked, answers, expected, strict=True):
         ours = [token for segment in answer.segments for token in _run(segment)]
         compared += _assert_equal_but_for_near_ties(model, prompt, ours, tokens)
     assert compared > 10 * len(prompts)
@@ -119,17 +101,20 @@ def _assert_close(
     return len(both)
 
 
-def _generate(model: Any, prompt: list[int], banned: list[int]) -> list[int]:
+def _generate(model: Any, prompts: list[list[int]], banned: list[int]) -> list[list[int]]:
+    """Continue all prompts at once, padded on the left."""
+    longest, end = max(map(len, prompts)), model.config.eos_token_id
+    padding = [longest - len(prompt) for prompt in prompts]
+    pairs = list(zip(padding, prompts, strict=True))
     output = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        torch.tensor([[end] * pad + prompt for pad, prompt in pairs]),
+        attention_mask=torch.tensor([[0] * pad + [1] * len(prompt) for pad, prompt in pairs]),
         max_new_tokens=TOKENS,
         do_sample=False,
         suppress_tokens=banned,
+        pad_token_id=end,
     )
-    return [
-        token for token in output[0, len(prompt) :].tolist() if token != model.config.eos_token_id
-    ]
+    return [[token for token in row if token != end] for row in output[:, longest:].tolist()]
 
 
 def _run(segment: object) -> tuple[int, ...]:

@@ -103,10 +103,14 @@ POLICIES: dict[str, Callable[[int], SchedulingPolicy]] = {
 }
 
 
-@pytest.mark.parametrize("seeds", [10, pytest.param(350, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds",
+    [range(10), pytest.param(range(10, 150), marks=pytest.mark.slow)],
+    ids=["ten", "many"],
+)
 @pytest.mark.parametrize("name", POLICIES)
 def test_random_schedules_with_cancels_and_time_outs_leave_nothing_behind(
-    name: str, seeds: int
+    name: str, seeds: range
 ) -> None:
-    for seed in range(seeds):
+    for seed in seeds:
         deeds(seed, POLICIES[name](seed))

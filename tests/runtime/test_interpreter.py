@@ -323,16 +323,3 @@ def test_a_promise_is_kept_with_a_token_of_its_chunk_or_not_at_all(
     assert [len(chunk.ids) - 1 for chunk in played.chunks] == [1] * chunks
     assert played.tree[0] == Span("c")
     assert played.interpreter.hit_limit
-
-
-def test_a_stop_string_ends_the_answer_in_reading_order_and_not_before() -> None:
-    """Main writes it first, but behind a chunk that is still being written."""
-    threads = {0: [A, OPEN, A, P20, B, C, A], 1: [C, C, C, C, B]}
-    played = play(replace(SMALL, stop=("bc",)), script(threads))
-    assert played.interpreter.segments == [
-        Run((A,)),
-        PromiseRun((OPEN, A, P20), 20),
-        ChunkRun((ASYNC, C, C, C, C, B)),
-        Run((B, C)),
-    ]
-    assert (played.interpreter.stopped, played.interpreter.hit_limit) == (True, False)

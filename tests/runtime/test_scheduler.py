@@ -18,9 +18,7 @@ from tests.runtime.machine import (
     FakeClock,
     finish,
     greedy,
-    leaning,
     machine,
-    ordered,
     request,
 )
 from tests.runtime.play import SIZE
@@ -68,23 +66,6 @@ def test_an_end_of_sequence_in_a_chunk_is_an_intervention() -> None:
 
 
 # Ends
-
-
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8, 12, 16, 20, 25])
-def test_cancelling_at_any_step_frees_everything_and_keeps_what_there_was(steps: int) -> None:
-    engine, scheduler = machine(leaning(4))
-    generation = scheduler.add(request(seed=4))
-    other = scheduler.add(request((C, C), number=1))
-    for _ in range(steps):
-        scheduler.step()
-    scheduler.cancel(generation)
-    got = generation.result()
-    assert got is not None
-    assert got.truncated
-    assert ordered(got.events) == got.text
-    scheduler.cancel(other)
-    assert engine.slots_in_use == 0
-    assert not scheduler.busy
 
 
 def test_an_answer_ends_when_its_time_is_up() -> None:

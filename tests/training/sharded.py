@@ -1,7 +1,7 @@
 """Run by two processes: LoRA and control-token rows under FSDP 2 against the same without it.
 
 accelerate takes FSDP for GPUs only, so its own preparation is called here on the CPU, over gloo.
-Arguments: the folder of a base model, a folder to write to.
+Arguments: the folders of base models, beside which the trained ones are written.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.lora import add_lora, recompute_activations, save, shard_tied_together
 
 
-def main(base: Path, out: Path) -> None:
-    init_process_group("gloo")
+def main(base: Path) -> None:
     loaded = load_base(base)
     control = loaded.checkpoint.control
     ids = torch.tensor([[*sorted(control.ids), 1, 2, 3]])
@@ -42,8 +41,8 @@ def main(base: Path, out: Path) -> None:
     whole = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, cpu_offload=True)
     weights: dict[str, Any] = get_model_state_dict(sharded, options=whole)
     if get_rank() == 0:
-        save(replace(loaded, model=sharded), out / "sharded", weights=weights)
-        save(replace(loaded, model=alone), out / "alone")
+        save(replace(loaded, model=sharded), base.with_name("sharded"), weights=weights)
+        save(replace(loaded, model=alone), base.with_name("alone"))
     barrier()  # the one that writes is not left alone
 
 
@@ -76,7 +75,9 @@ def prepared(model: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    init_process_group("gloo")
+    for folder in sys.argv[1:]:
+        main(Path(folder))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # Gloo's threads may still hold tensors (pytorch/pytorch#179291)

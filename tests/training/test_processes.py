@@ -25,6 +25,7 @@ LAUNCH = Path(__file__).parents[2] / "configs" / "accelerate" / "cpu.yaml"
 CONFIG = replace(
     TEN_STEPS,
     data=("rows.jsonl",),
+    eval_data=("rows.jsonl",),
     epochs=21,
     max_steps=None,
     warmup_steps=2,
@@ -32,6 +33,9 @@ CONFIG = replace(
     packs_per_step=4,
     save_every_steps=10,
 )
+
+
+Launched = tuple[subprocess.CompletedProcess[str], Path]
 
 
 def launch(folder: Path, base: Path, config: SftConfig) -> subprocess.CompletedProcess[str]:
@@ -62,17 +66,23 @@ def adapter_of(out: Path) -> dict[str, torch.Tensor]:
     return load_file(out / "adapter" / "adapter_model.safetensors")
 
 
+@pytest.fixture(scope="module")
+def launched(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    """Return what two processes said, and the folder that holds their run. Shared: copy it."""
+    folder = tmp_path_factory.mktemp("launched")
+    found = launch(folder, tiny_checkpoint.base, CONFIG)
+    assert found.returncode == 0, found.stderr
+    return found, folder
+
+
 @pytest.mark.slow
 def test_two_processes_give_the_curve_and_the_adapter_of_one(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+    tiny_checkpoint: TinyCheckpoint, launched: Launched, tmp_path: Path
 ) -> None:
     """The rows make three packs, and two processes do not share those that are held out evenly."""
-    config = replace(CONFIG, eval_data=("rows.jsonl",))
     alone = tmp_path / "alone"
-    train(tiny_checkpoint.base, alone, config, held_out=ROWS)
-    found = launch(tmp_path, tiny_checkpoint.base, config)
-    assert found.returncode == 0, found.stderr
-    together = tmp_path / "run"
+    train(tiny_checkpoint.base, alone, CONFIG, held_out=ROWS)
+    found, together = launched[0], launched[1] / "run"
     assert len(curve(alone)) == 4 + 2  # every fifth step and the last one, and held-out rows
     for ours, theirs in zip(curve(alone), curve(together), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
@@ -110,11 +120,10 @@ def test_packs_that_do_not_divide_over_the_processes_are_refused(
 
 @pytest.mark.slow
 def test_two_processes_go_on_from_a_checkpoint_of_their_own(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+    tiny_checkpoint: TinyCheckpoint, launched: Launched, tmp_path: Path
 ) -> None:
     """All steps after the checkpoint are forgotten, as a kill would do, and done again."""
-    assert launch(tmp_path, tiny_checkpoint.base, CONFIG).returncode == 0
-    out = tmp_path / "run"
+    out = Path(shutil.copytree(launched[1] / "run", tmp_path / "run"))
     whole, weights = curve(out), adapter_of(out)
     last = max(out.glob("checkpoint-*"), key=lambda folder: int(folder.name.split("-")[1]))
     (last / "trainer_state.json").write_text('{"global_step": ', encoding="utf-8")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from pasta_decoding.cli import main
 from pasta_decoding.data.lines import read_lines
 from pasta_decoding.training.config import PreferenceConfig, SftConfig, read_config
 from tests.checkpoint import make_base
@@ -18,14 +18,36 @@ from tests.golden.golden import talkative
 ROOT = Path(__file__).parents[2]
 
 
+# What the recipe calls `pasta`: this process does the work, which imports torch once.
+PASTA = """#!/bin/sh
+printf '%s\\n' "$@" > "$PIPES/asked"
+read -r status < "$PIPES/status"
+exit "$status"
+"""
+
+
 @pytest.mark.slow
-def test_the_recipe_goes_from_a_base_to_a_report(tmp_path: Path) -> None:
+def test_the_recipe_goes_from_a_base_to_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base, out = talkative(make_base(tmp_path / "base")), tmp_path / "out"
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    (tmp_path / "pasta").write_text(PASTA)
+    (tmp_path / "pasta").chmod(0o755)
+    asked, status = tmp_path / "asked", tmp_path / "status"
+    os.mkfifo(asked)
+    os.mkfifo(status)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
     settings = {"SMOKE": "1", "DEVICE": "cpu", "MODEL": str(base), "OUT": str(out), "PATH": path}
-    environment = {**os.environ, **settings, "PASTA_CACHE": str(tmp_path / "cache")}
-    recipe = ["sh", str(ROOT / "recipes" / "qwen2.5-coder-1.5b.sh")]
-    subprocess.run(recipe, env=environment, check=True)
+    recipe = ["sh", "-c", 'sh "$0"; echo "ended $?" > "$PIPES/asked"']
+    with subprocess.Popen(
+        [*recipe, str(ROOT / "recipes" / "qwen2.5-coder-1.5b.sh")],
+        env=os.environ | settings | {"PIPES": str(tmp_path)},
+    ):
+        while not (words := asked.read_text().splitlines())[0].startswith("ended"):
+            status.write_text(f"{main(words)}\n")
+    assert words == ["ended 0"]
     report = json.loads((out / "report" / "report.json").read_text(encoding="utf-8"))
     assert (report["baseline"], len(report["runs"])) == ("sequential-sequential", 5)
     sources = {row["source"] for row in read_lines(out / "rows.jsonl")}

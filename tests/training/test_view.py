@@ -35,7 +35,7 @@ from pasta_decoding.training.sft import (
     segments_of,
     shared_out,
 )
-from pasta_decoding.training.view import pack, packed_batch, visibility
+from pasta_decoding.training.view import pack, packed_batch
 from tests.checkpoint import END_ID, byte_tokenizer, make_base
 from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SCHEME, SYNC
 from tests.shapes import make_llama3
@@ -233,26 +233,3 @@ def test_a_pack_and_its_labels_by_hand() -> None:
     pairs = dict(zip(found.source_L.tolist(), found.label_L.tolist(), strict=True))
     main = {1: 11, 2: OPEN, 3: 99, 4: 32, 5: 100, 6: P20, 7: SYNC, 11: 12, 12: END}
     assert pairs == main | {8: 101, 9: 102, 10: CLOSE} | {13: 13, 14: 14}
-
-
-def test_answers_of_a_pack_do_not_see_each_other() -> None:
-    segments: list[Segment] = [
-        PromiseRun((OPEN, P20), 20),
-        ChunkRun((ASYNC,)),
-        Run((11,)),
-        SyncRun(SYNC),
-    ]
-    answer = lay_out((90,), segments, SCHEME, async_close=CLOSE, end=END)
-    # prompt, promise, closing, chunk, main beside the chunk, sync; then a short second answer
-    expected = [
-        "1.......",
-        "11......",
-        "111.....",
-        "1111....",
-        "111.1...",
-        "111111..",
-        "......1.",
-        "......11",
-    ]
-    found = visibility(packed_batch([answer, layout_of(2)]))
-    assert ["".join(".1"[int(cell)] for cell in row) for row in found] == expected
