@@ -1,7 +1,5 @@
 """A chat endpoint on this machine that does what its script says, misbehaviour included."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence

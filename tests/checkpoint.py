@@ -4,8 +4,6 @@ Its tokenizer writes one token a byte, has a chat template, and spare tokens tha
 control tokens, so that everything a command does with the default model works on it too.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

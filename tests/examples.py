@@ -1,7 +1,5 @@
 """How many examples a law gets whose examples cost much: few by default, more in `make check`."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 
 

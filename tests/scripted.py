@@ -1,7 +1,5 @@
 """An engine without a model, for tests of everything above: the next token follows a script."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Vocabularies hold one token a byte or character and a few words; special tokens,
 their order, normaliser, pre-tokenizer and template are those of the originals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

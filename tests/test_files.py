@@ -1,7 +1,5 @@
 """What is written is there whole or not at all, and nothing is taken for a file that is none."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pasta as a model of lm-evaluation-harness: its tasks ask as they are, or one clear refusal."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The plugin for `llm`: its models answer as the front door does."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import fields

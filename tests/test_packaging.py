@@ -1,7 +1,5 @@
 """What an installation brings: every import is declared."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import sys

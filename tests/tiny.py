@@ -4,8 +4,6 @@ Two layers, width 32, four heads that share two kv heads. The weights are larger
 that a token seen or not, or seen at another position, moves the logits by far more than rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial

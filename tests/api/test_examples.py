@@ -1,7 +1,5 @@
 """Every script of examples/ runs, on a tiny checkpoint in the place of the default model."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The front door, on a tiny checkpoint: what it answers, what it refuses, and what it frees."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import subprocess

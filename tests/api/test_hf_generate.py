@@ -1,7 +1,5 @@
 """transformers' `generate` with Pasta's decoding: the same answers as Pasta's own, or a refusal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The benchmarks run, and their lines say what was measured. How fast is not a test's business."""
 
-from __future__ import annotations
-
 import io
 import json
 import runpy

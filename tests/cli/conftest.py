@@ -1,7 +1,5 @@
 """Running commands in this process, on a tiny model."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """`pasta annotate`: bad input, interruptions, reports."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

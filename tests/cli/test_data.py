@@ -1,7 +1,5 @@
 """`pasta data` and `lint`: from rows to a training set, what it is made of, what is wrong in it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

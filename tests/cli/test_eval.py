@@ -1,7 +1,5 @@
 """`pasta eval generate` on a tiny model: what it writes, resumes and refuses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Models of other people: a broken file is one line and status 2, and a left-over is ignored."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -115,15 +113,10 @@ def test_an_output_that_cannot_hold_a_character_shows_its_code_and_one_of_severa
 ) -> None:
     """It takes no interpreter down: threads of the others' connections could abort it."""
     (tmp_path / "\u20ac.txt").write_text("<sync/>")
-    at_exit = "import atexit, runpy; atexit.register(print, 'torn down');"
+    script = "import atexit, runpy; atexit.register(print, 'torn down'); "
+    script += "runpy.run_module('pasta_decoding')"
     found = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"{at_exit} runpy.run_module('pasta_decoding')",
-            "lint",
-            "\u20ac.txt",
-        ],
+        [sys.executable, "-c", script, "lint", "\u20ac.txt"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONIOENCODING": "latin-1", "WORLD_SIZE": "2"},
         capture_output=True,

@@ -1,7 +1,5 @@
 """`pasta models`, `pull` and `export`: what is there, what goes, what is written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

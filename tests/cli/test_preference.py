@@ -1,7 +1,5 @@
 """`pasta train preference` on a tiny model: what it prints, keeps and refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`--engine remote`: what a command says is what the same checkpoint would say in this process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

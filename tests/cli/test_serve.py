@@ -1,7 +1,5 @@
 """`pasta serve`: as a process it answers and ends when told to; its options reach the server."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

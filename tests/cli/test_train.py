@@ -1,7 +1,5 @@
 """`pasta train sft` on a tiny model: what it leaves behind, also when it cannot go on."""
 
-from __future__ import annotations
-
 import json
 import re
 import resource
@@ -93,6 +91,7 @@ def test_a_run_tells_how_far_it_is_what_it_came_to_and_where_its_adapter_is(
         r"\d+ tokens in 2 packs, \d\d held out\n",
         "1 of 1 held-out prompts are trained on as well",
         r"step 2/2, loss \d\.\d{3}, \d+ tokens/s, 0:00:00 left\n",
+        r"step 2/2, eval_loss \d\.\d{3}, ",
         r"finished: 2 steps, \d+ tokens, \d+ s, text_loss \d\..* eval_text_loss",
     ):
         assert re.search(said, found.err), said

@@ -1,7 +1,5 @@
 """Which rows stay in a training set: every reason against one, in the order in which it counts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

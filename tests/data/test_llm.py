@@ -1,7 +1,5 @@
 """Annotating through an endpoint: what of its answers is taken, and what a bad endpoint costs."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

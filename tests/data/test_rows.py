@@ -1,7 +1,5 @@
 """Rows and prompts on disk: what is written is read back, broken lines are named."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Rule annotation: nothing is lost whatever the text; layout decides what becomes a chunk."""
 
-from __future__ import annotations
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +12,9 @@ from pasta_decoding.data.rows import Row
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Sync, read, show, strip
 
+FOLDER = Path(__file__).parent / "texts"
+TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
+PLAIN = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("plain/*.md"))}
 RULES = {"structure": structure.find_parts, "apar": apar.find_parts}
 # Pieces that steer layout, sentences long enough to become chunks, and what must be escaped.
 BREAKS = ["\n", "\n\n", " ", "    ", "\t", "\r\n", "\x0b", "\u2028", "\xa0", "\x1c"]
@@ -58,107 +61,47 @@ def test_the_text_stays_and_the_checker_finds_nothing_wrong(rule: str, response:
 
 # structure
 
-LIST = """Healthy habits pay off over the years:
-
-1. **Balanced diet**: Eat plenty of vegetables, whole grains and beans, and keep sugar for feasts.
-2. **Regular exercise**: Walk, swim or cycle on most days, at a pace that makes you breathe deeply.
-3. **Enough sleep**: Go to bed at the same hour each night, and leave the telephone in the kitchen.
-
-In conclusion, small steps add up."""
-
 
 def topics(response: str) -> list[str | None]:
     return [chunk.topic for chunk in chunks(response)]
 
 
 def test_list_items_are_chunks_and_their_markers_main_text() -> None:
-    annotated = annotate(LIST)
+    response = TEXTS["list"]
+    annotated = annotate(response)
     assert annotated.startswith(
         "Healthy habits pay off over the years:\n\n"
         '1. <promise topic="balanced diet" tokens="20"/><async>**Balanced diet**: Eat'
     )
     assert annotated.endswith("kitchen.</async>\n\nIn conclusion, small steps add up.")
-    assert topics(LIST) == ["balanced diet", "regular exercise", "enough sleep"]
+    assert topics(response) == ["balanced diet", "regular exercise", "enough sleep"]
 
 
 def test_sections_are_chunks_and_their_headings_main_text() -> None:
-    response = """Rome has grown in layers over the centuries.
-
-## Ancient city
-
-The forum was the heart of public life, with temples, courts and markets side by side.
-
-## Baroque churches
-
-Popes and princes hired Bernini and Borromini, who filled the town with domes and fountains."""
+    response = TEXTS["sections"]
     assert topics(response) == ["ancient city", "baroque churches"]
     assert "## Ancient city\n\n<promise" in annotate(response)
 
 
 def test_paragraphs_behind_the_opening_are_chunks_and_a_generic_closing_is_not() -> None:
-    response = """Bees matter to farmers.
-
-Honey bees pollinate almond orchards in early spring, when few other insects are about.
-
-Bumble bees work in cold and rain, which makes them precious in northern countries.
-
-Overall, both kinds deserve our care and a garden full of flowers to feed on."""
-    assert [chunk.text.split()[0] for chunk in chunks(response)] == ["Honey", "Bumble"]
+    assert [chunk.text.split()[0] for chunk in chunks(TEXTS["bees"])] == ["Honey", "Bumble"]
 
 
 def test_a_sentence_that_leans_on_the_one_before_stays_with_it() -> None:
-    response = (
-        "Malaria is a serious disease that is caused by a parasite. "
-        "Mosquitoes carry it from one person to the next in most warm countries. "
-        "This makes nets over beds one of the best protections. "
-        "Doctors treat it with drugs that depend on the parasite and the age of the patient."
-    )
-    assert [chunk.text.split()[0] for chunk in chunks(response)] == ["Mosquitoes", "Doctors"]
+    assert [chunk.text.split()[0] for chunk in chunks(TEXTS["malaria"])] == [
+        "Mosquitoes",
+        "Doctors",
+    ]
 
 
-SEQUENTIAL = {
-    "story": "She turned away, and he watched her as she walked to the river and wept.\n\n" * 5,
-    "verse": "\n".join(["The rain has come again,", "and I have lost my way,"] * 5),
-    "dialogue": """Ann: Where have you been all day long, and why did you not call before noon?
-Ben: I was at the lake with the children, and my telephone fell into the water there.
-Ann: That is the third one this year, so you will have to pay for it yourself this time.
-Ben: I know that, and I am sorry, but the children were so happy in the cold water.""",
-    "letter": "Dear Ms Lee,\n\n" + "My notes are with Ann, who will send them on.\n\n" * 3,
-    "steps": """Step 1: Mix the flour with the water, the salt and the yeast in a wooden bowl.
-Step 2: Knead the dough for ten minutes until it is smooth and no longer sticks to you.""",
-    "code": "```\n"
-    + "- an item inside of code, which is long enough to be a chunk elsewhere\n" * 3,
-    "table": "| kind of bee | where it lives and what it eats in the course of a year |\n" * 4,
-    "short items": "Colours I like:\n\n- red\n- green\n- blue",
-    "one part": "Yes. Water boils earlier on a mountain, because there is less air above the pot.",
-}
-
-
-@pytest.mark.parametrize("kind", SEQUENTIAL)
-def test_what_hangs_together_stays_plain(kind: str) -> None:
-    assert annotate(SEQUENTIAL[kind]) == SEQUENTIAL[kind]
+@pytest.mark.parametrize("response", PLAIN.values(), ids=PLAIN)
+def test_what_hangs_together_stays_plain(response: str) -> None:
+    assert annotate(response) == response
 
 
 # apar
 
-DRINKS = """Three drinks:
-
-1. **Tea**: Leaves in hot water. It keeps you awake.
-2. Milk: From cows, goats
-   and sheep.
-   - Fresh milk: it turns sour within a week.
-3. Water is the oldest of them. It has no taste.
-
-All of them are wet. None of them is dry."""
-
-
-PARAGRAPHS = """Tea came from China to Europe. Ships brought it in chests. They took a year.
-
-Coffee came from Arabia instead. Dr. Li says that it came by land.
-
-This paragraph has one sentence only.
-
-Milk was always there. Nobody brought it."""
+DRINKS, PARAGRAPHS = TEXTS["drinks"], TEXTS["paragraphs"]
 
 
 def test_of_a_list_item_the_title_stays_and_else_the_first_sentence() -> None:

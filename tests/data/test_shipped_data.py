@@ -1,7 +1,5 @@
 """The data in the repository is what its page says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

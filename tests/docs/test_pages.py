@@ -1,7 +1,5 @@
 """The code of the pages runs, and every command line in them is one that `pasta` takes."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -4,8 +4,6 @@ Only sizes are made smaller, by flags put behind the page's own. The launcher is
 tests/training/test_processes.py has it.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -6,8 +6,6 @@ oracle then computes the logits of all tokens at once: a model with a dense mask
 Shapes: T all tokens fed, V vocabulary, F feeds that want logits.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """The engines that must keep the contract, each with an oracle that knows what is right."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass

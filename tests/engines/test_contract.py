@@ -4,8 +4,6 @@ The law: whatever is forked, fed, joined and closed, each row of logits is the o
 a cache from the tokens that the branch must see. The named cases below are special cases of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import chain
 

@@ -1,7 +1,5 @@
 """What the fast engine promises beyond the contract: results to the bit, formats, adapters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

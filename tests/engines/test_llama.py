@@ -1,7 +1,5 @@
 """What the llama engine promises beyond the contract: no leak, no token twice, clear refusals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

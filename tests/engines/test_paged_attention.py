@@ -1,7 +1,5 @@
 """Attention over listed slots: the kernel computes the formula, and the formula is attention."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

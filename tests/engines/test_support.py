@@ -1,7 +1,5 @@
 """What fits this machine is known beforehand, and OpenMP's threads are given back."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A decoder without a model: it answers every question with the text that a test wants of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

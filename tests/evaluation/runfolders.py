@@ -1,7 +1,5 @@
 """Made-up run folders, as `pasta eval generate` writes them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Runs of several methods: what is kept, resumed, refused, timed and counted as failed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Speedups, shares and their intervals, worked by hand, with failures inside."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`pasta eval report`: runs it compares, runs it refuses, and a page that needs nothing else."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

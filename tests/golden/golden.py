@@ -5,8 +5,6 @@
 the commit that renews one says which values changed, and why.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The product does what it did: golden files, taken from commit d8d9fc2, stay equal in value."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The checker's law: a text passes exactly if it is the printed form of a tree with neat chunks."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,8 +4,6 @@
 committing it, because from then on it is the definition.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

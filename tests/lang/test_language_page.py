@@ -1,7 +1,5 @@
 """docs/language.md states what the code does: its rules, its escapes and its worked example."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Echoes and empty items; others are tested where used."""
 
-from __future__ import annotations
-
 import pytest
 
 from pasta_decoding.lang.measures import echoes, empty_items

@@ -1,7 +1,5 @@
 """Position schemes by hand, and what each of them promises."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -3,8 +3,6 @@
 `SOURCE` is anything: tags, escaped tags, lookalikes, half tags and backslashes, mixed.
 """
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st

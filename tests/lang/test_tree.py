@@ -4,8 +4,6 @@ A normal tree, as drawn below, has no empty or adjacent spans, syncs only behind
 has joined yet, and valid topics and lengths. Reading gives normal trees only.
 """
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """On the default model: what `transformers` writes, and what the exported file decodes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Every logit of the parallel decode equals the one that the training forward comp
 token, and the integers that decoding used are those that the layout compiled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise

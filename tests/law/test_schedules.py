@@ -4,8 +4,6 @@ Under any schedule an answer is the same, token by token: its segments, its layo
 where a budget or a stop string ends it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from random import Random

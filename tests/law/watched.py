@@ -1,7 +1,5 @@
 """Sources of tokens: one that keeps the logits of each choice, and a given answer's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

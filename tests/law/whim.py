@@ -1,7 +1,5 @@
 """Policies for tests: without reason, the fewest steps, and the narrowest ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 

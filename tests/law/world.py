@@ -1,7 +1,5 @@
 """A tiny world for the law: a vocabulary of made-up words, a control, and answers in segments."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hypothesis import strategies as st

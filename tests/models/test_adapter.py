@@ -1,7 +1,5 @@
 """Merging without peft: the same weights as peft's own merge, bit by bit."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

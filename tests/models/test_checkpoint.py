@@ -1,7 +1,5 @@
 """Which tokens play the tags, and `pasta.json`: what it records, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

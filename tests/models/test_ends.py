@@ -3,8 +3,6 @@
 Texts that bring no end with them get the tokenizer's own, in training and in rating alike.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

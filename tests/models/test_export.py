@@ -1,7 +1,5 @@
 """Exports under tools that do not know the language: they write sequentially, and are told why."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """GGUF files: what is refused, what comes back, and that the weights mean the same."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The law: no foreign text, wherever it stands, can produce a token that acts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Pulling a base model: complete and checked, or not there; and every failure is one line."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import zipfile

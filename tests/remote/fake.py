@@ -4,8 +4,6 @@ It speaks the dialect that `remote.stream` describes and refuses what vLLM refus
 it misbehave.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socketserver

@@ -1,7 +1,5 @@
 """The async driver: what it writes at a server is what an engine in this process would write."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace

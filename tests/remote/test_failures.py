@@ -1,7 +1,5 @@
 """Servers that misbehave: it is told, tried again where that may help, and leaks nothing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress

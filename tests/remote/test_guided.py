@@ -1,7 +1,5 @@
 """Guided params: read exactly or refused in one sentence, and enough to obey every constraint."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

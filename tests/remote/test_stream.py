@@ -1,7 +1,5 @@
 """The wire: what is asked for, and a reader that believes nothing of what comes back."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -3,8 +3,6 @@
 `make test-vllm` installs it beside the package and runs this. A start takes it minutes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Writing answers at fake servers, and the same on an engine in this process."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing

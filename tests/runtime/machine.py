@@ -1,7 +1,5 @@
 """Schedulers over scripted engines, and requests for them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 What a thread wants may be anything; what it gets is the nearest token that its constraint allows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

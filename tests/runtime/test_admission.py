@@ -1,7 +1,5 @@
 """Admission and the queue: who is let in when, who is refused, and how waiting can end."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -67,18 +65,6 @@ def first_fed(engine: ScriptedEngine) -> list[int]:
     """Prompt lengths in the order in which the requests were first fed."""
     feeds = [feed for step in engine.steps for feed in step]
     return [len(feed.ids) for feed in feeds if feed.positions[0] == 0]
-
-
-def test_nobody_overtakes_the_one_who_waits_for_room() -> None:
-    engine, scheduler = machine(ENDLESS, max_slots=100)
-    added = [scheduler.add(one) for one in (sized(1, 59), sized(2, 78), sized(3, 7))]
-    scheduler.step()
-    scheduler.step()
-    added.append(scheduler.add(sized(4, 6)))
-    assert first_fed(engine) == [1]
-    finish(scheduler, added)
-    assert first_fed(engine) == [1, 2, 3, 4]
-    assert engine.slots_in_use == 0
 
 
 SIZES = st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(1, 6), st.integers(0, 3))

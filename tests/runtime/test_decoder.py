@@ -1,7 +1,5 @@
 """Which checkpoints an engine can decode as they were trained."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is sampled where the logits are is what would have been sampled of a copy of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The interpreter's law: whatever the threads want to write, the answer is well formed and ends."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -288,21 +286,6 @@ def test_a_chunk_at_its_limit_is_closed_and_marked(factor: float, least: int, le
     assert played.actions[-2:] == [CloseChunk(1, truncated=True), Finished(truncated=True)]
     assert played.interpreter.end == END
     assert not played.interpreter.hit_limit
-
-
-def test_the_budget_keeps_the_first_tokens_in_reading_order() -> None:
-    """Main runs ahead of its chunks; what it wrote past the budget is trimmed."""
-    endless = {0: [OPEN, A, P20, OPEN, B, P20, *[A] * 99], 1: [B] * 20, 2: [C] * 99}
-    played = play(replace(SMALL, max_tokens=30), script(endless))
-    assert played.interpreter.segments == [
-        PromiseRun((OPEN, A, P20), 20),
-        ChunkRun((ASYNC, *[B] * 20)),
-        PromiseRun((OPEN, B, P20), 20),
-        ChunkRun((ASYNC, C, C), closed=False),
-    ]
-    assert played.interpreter.hit_limit
-    assert played.trimmed_tokens == played.fed_tokens - 30 > 0
-    assert played.characters == len("b" * 20 + "cc")
 
 
 def test_an_answer_with_a_budget_begins_like_the_one_without() -> None:

@@ -3,8 +3,6 @@
 Seconds are those of a machine on paper: the clock moves by what a pass of a scripted engine costs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

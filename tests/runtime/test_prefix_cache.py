@@ -1,7 +1,5 @@
 """Prompts that begin alike are computed once, also after the answer has ended; nothing leaks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """The scheduler and one answer: what is recorded and told, how it ends, who shares a pass."""
 
-from __future__ import annotations
-
 import pytest
 
 from pasta_decoding.engines.base import FloatArray

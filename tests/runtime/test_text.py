@@ -1,7 +1,5 @@
 """From ids to text: whole characters only, no white space at a chunk's edge, stream equals tree."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 

@@ -1,7 +1,5 @@
 """Servers over the tiny checkpoint; every test leaves them with nothing held."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """A server on a free port of this machine, and decoders that write what a test wants."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

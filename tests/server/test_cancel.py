@@ -1,7 +1,5 @@
 """A client that leaves takes everything with it; what is broken off is told."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """Who may ask, and how much of it: each limit has one request that goes beyond it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import socket

@@ -1,7 +1,5 @@
 """What Prometheus and clients are told of answers whose figures are known; and the baseline."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The page in a real browser: an answer appears, races run, and no answer is ever markup."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

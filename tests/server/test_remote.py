@@ -1,7 +1,5 @@
 """The server over servers of completions: the same replies, and clear errors where those fail."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 

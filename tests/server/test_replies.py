@@ -1,7 +1,5 @@
 """What clients get: the official client, streamed and whole, equal to what the decoder writes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Any bad request gets an error in OpenAI's shape with the reason, and the server lives on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What the tests of both stages share: one finished run of stage 1."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

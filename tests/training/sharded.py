@@ -4,8 +4,6 @@ accelerate takes FSDP for GPUs only, so its own preparation is called here on th
 Arguments: the folders of base models, beside which the trained ones are written.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace

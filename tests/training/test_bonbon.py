@@ -3,8 +3,6 @@
 The published BoNBoN code computes another loss, so nothing here is compared with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -3,8 +3,6 @@
 A label that is given the probability 1/2 costs ln 2, one that is given 1/4 costs 2 ln 2.
 """
 
-from __future__ import annotations
-
 from math import log
 
 import pytest

@@ -1,7 +1,5 @@
 """Stage 2 on a tiny model: a whole round, and every stage resumed to the same result."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

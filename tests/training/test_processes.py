@@ -1,6 +1,4 @@
-"""The same command under `accelerate launch`: two processes do what one does."""
-
-from __future__ import annotations
+"""Several processes do what one does: the same command under `accelerate launch`, and FSDP 2."""
 
 import json
 import shutil
@@ -12,12 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import PartialState
+from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 
 from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
+from pasta_decoding.models.load import load_model
 from pasta_decoding.training.config import SftConfig, identity
 from tests.checkpoint import TinyCheckpoint
+from tests.shapes import HUB_SHAPES
 from tests.training.tiny_runs import CONFIG as TEN_STEPS
 from tests.training.tiny_runs import ROWS, train
 
@@ -132,3 +133,41 @@ def test_two_processes_go_on_from_a_checkpoint_of_their_own(
     assert found.returncode == 0, found.stderr
     assert curve(out) == whole
     torch.testing.assert_close(adapter_of(out), weights, atol=0, rtol=0)
+
+
+# FSDP 2 on two CPU processes, and the launcher's configurations
+
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "accelerate"
+WORKER = Path(__file__).with_name("sharded.py")
+KINDS = {
+    "cpu": "MULTI_GPU",
+    "ddp": "MULTI_GPU",
+    "fsdp": "FSDP",
+    "deepspeed_zero3": "DEEPSPEED",
+}
+
+
+def test_every_configuration_that_ships_is_read_by_the_launcher() -> None:
+    """Accelerate refuses keys that it does not know."""
+    assert {path.stem for path in CONFIGS.iterdir()} == set(KINDS)
+    for name, kind in KINDS.items():
+        config = load_config_from_file(str(CONFIGS / f"{name}.yaml"))
+        assert str(config.distributed_type).endswith(kind)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sharded_models_train_and_save_what_whole_ones_do(tmp_path: Path) -> None:
+    """Llama 3's head is its own, Gemma's is tied; the worker compares the losses."""
+    bases = [make(tmp_path / shape / "base") for shape, make in HUB_SHAPES.items()]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*launcher, "--nproc-per-node", "2", str(WORKER), *map(str, bases)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    for base in bases:
+        sharded, alone = (load_model(base, base.with_name(one)) for one in ("sharded", "alone"))
+        ids = torch.arange(len(sharded.tokenizer))[None]
+        with torch.inference_mode():
+            ours, theirs = sharded.model(ids).logits, alone.model(ids).logits
+        torch.testing.assert_close(ours, theirs, atol=5e-2, rtol=1e-2)

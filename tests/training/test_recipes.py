@@ -1,7 +1,5 @@
 """The recipes: the script for one model on a tiny one, and the paper's settings."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A run's settings and folder: what a file may say, what is resumed, what is refused by name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

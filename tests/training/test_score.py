@@ -1,7 +1,5 @@
 """Best and worst of a prompt: what may win, what may not, and by which scale terms are added."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

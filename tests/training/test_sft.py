@@ -1,7 +1,5 @@
 """Stage 1 on a tiny model: it learns, it resumes bit-equal, and what it writes can be loaded."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -61,10 +59,7 @@ def test_a_killed_run_goes_on_to_the_same_losses_and_the_same_adapter(
 
 
 def test_a_run_goes_on_with_its_own_settings_rows_and_base_model_only(
-    tiny_checkpoint: TinyCheckpoint,
-    finished: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    tiny_checkpoint: TinyCheckpoint, finished: Path, tmp_path: Path
 ) -> None:
     base, other = tiny_checkpoint.base, make_base(tmp_path / "other", seed=1)
     out = Path(shutil.copytree(finished, tmp_path / "out"))
@@ -77,12 +72,7 @@ def test_a_run_goes_on_with_its_own_settings_rows_and_base_model_only(
         f"{out} was begun with other settings: learning_rate (0.02 -> 0.001)"
     )
     assert caught.value.hint == "Choose another --out, or repeat its settings to resume it."
-    caplog.set_level("INFO")
     train(base, out)
-    last = losses(finished)[-1]
-    [said] = caplog.messages
-    assert said.startswith(f"this run is finished: 10 steps, {last['tokens']} tokens, ")
-    assert said.endswith(f"control_loss {last['control_loss']:.3f}")
     shutil.rmtree(out / "adapter")
     with pytest.raises(PastaError, match="was begun with other settings: base "):
         train(other, out)

@@ -1,7 +1,5 @@
 """From rows to tensors: what is left out, encoded, cut and packed, and what is predicted."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Runs of stage 1 on a tiny model: ten steps over four rows, and what may happen on the way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

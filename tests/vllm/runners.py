@@ -1,7 +1,5 @@
 """Run by vLLM's own Python: hands the processor what its second model runner would."""
 
-from __future__ import annotations
-
 import json
 import sys
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Requests of a batch: every row obeys the rules of the request that is there now."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What vLLM has, in small: a tokenizer, and what it tells of a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
