@@ -17,7 +17,8 @@ BENCH_OPTIONS ?=
 WORKERS ?= 2
 # A file stays with one process; files are taken in the order that tests/conftest.py gives them.
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --durations=10
-THOROUGHLY = $(PYTEST) --hypothesis-profile=thorough
+# `make check` sets this to --cov.
+COVERAGE :=
 
 .DEFAULT_GOAL := help
 # What serves: a command that is there already (make test-vllm VLLM="vllm serve"), or else this
@@ -57,7 +58,7 @@ test: model
 	$(PYTEST) --hypothesis-profile=quick -m "$(DEFAULT_TESTS)"
 
 test-all: $(VENV)/.installed-all model
-	$(THOROUGHLY)
+	$(PYTEST) --hypothesis-profile=thorough $(COVERAGE)
 
 test-vllm: $(VENV)/.installed-dev
 	$(BIN)/pasta pull smollm2-135m
@@ -75,10 +76,9 @@ docs: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-# The types take one core, and as long as all else in front of the tests.
+# The types take one core for two minutes, so the tests do not wait for them.
 check: $(VENV)/.installed-all lint
-	$(MAKE) --jobs=2 --output-sync types docs model
-	$(THOROUGHLY) --cov
+	$(MAKE) --jobs=3 types docs test-all COVERAGE=--cov
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/pasta pull smollm2-135m
