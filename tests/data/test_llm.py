@@ -175,7 +175,9 @@ def ask(endpoint: Endpoint) -> tuple[str, dict[str, int]]:
 
 
 def test_the_request_says_what_was_asked_and_what_may_pass_by_itself_is_tried_again() -> None:
-    bare = json.dumps({"choices": [{"message": {"content": None}, "finish_reason": "length"}]})
+    bare = json.dumps(
+        {"choices": [{"message": {"content": None}, "finish_reason": "stop"}], "usage": {}}
+    )
     acts: list[Act] = [failure(429, Retry_After="0.1"), "Good morning", Raw(bare.encode())]
     with chat_server(in_turn(acts)) as server:
         endpoint = Endpoint(server.base_url, "some-model", "secret")
@@ -189,17 +191,32 @@ def test_the_request_says_what_was_asked_and_what_may_pass_by_itself_is_tried_ag
     assert "secret" not in repr(endpoint)
 
 
-def test_a_reasoning_model_has_its_own_limit_and_its_thoughts_are_left_out() -> None:
-    error = {"error": {"message": "'max_tokens' is not supported: use 'max_completion_tokens'"}}
-    refusal = Raw(json.dumps(error).encode(), 400)
-    thought = "<think>\nA greeting </async>.\n</think>\n\nGood <think></think>"
-    with chat_server(in_turn([refusal, thought])) as server:
+PARTS = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "Good <think></think>"}]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "limit", "content"),
+    [
+        ("'max_tokens' is not supported: use 'max_completion_tokens'", "max_completion_tokens",
+         "<think>\nA greeting </async>.\n</think>\n\nGood <think></think>"),
+        ("invalid temperature: only 1 is allowed", "max_tokens",
+         "A greeting.\n</think>\n\nGood <think></think>"),
+        ("temperature", "max_tokens", PARTS),
+    ],
+)  # fmt: skip
+def test_a_reasoning_model_has_its_own_settings_and_its_thoughts_are_left_out(
+    refusal: str, limit: str, content: Any
+) -> None:
+    error = json.dumps({"error": {"message": refusal}}).encode()
+    reply = json.dumps({"choices": [{"message": {"content": content}}]}).encode()
+    with chat_server(in_turn([Raw(error, 400), Raw(reply)])) as server:
         assert ask(Endpoint(server.base_url, "m"))[0] == "Good <think></think>"
     question = [{"role": "user", "content": "Hello"}]
-    assert server.bodies[1] == {"model": "m", "messages": question, "max_completion_tokens": 20}
+    assert server.bodies[1] == {"model": "m", "messages": question, limit: 20}
 
 
 GARBAGE = (b"\xff\xfe", b"[]", b'{"choices": []}', b'{"choices": [{"message": {"content": 5}}]}')
+THOUGHT = b'{"choices": [{"message": {"content": "<think>Hm"}, "finish_reason": "length"}]}'
 
 
 @pytest.mark.parametrize(
@@ -210,6 +227,7 @@ GARBAGE = (b"\xff\xfe", b"[]", b'{"choices": []}', b'{"choices": [{"message": {"
         (Raw(hang_up=True), "connection", False, "URL broke the connection: "),
         (failure(401), "status 401", True, "URL refuses the key (401); it is read from PASTA_"),
         (failure(404), "status 404", True, "URL failed with status 404: "),
+        (Raw(THOUGHT), "no answer", False, "URL thought for 20 tokens and did not answer"),
         *((Raw(one), "no completion", False, "URL sent no chat completion: ") for one in GARBAGE),
     ],
 )

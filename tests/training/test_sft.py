@@ -114,8 +114,8 @@ def test_what_training_cannot_go_on_from_is_refused_before_there_is_a_run(
         train(base, tmp_path / "out", replace(CONFIG, scheme="spiral"))
     with pytest.raises(PastaError, match=r"^load_in_4bit needs a GPU and bitsandbytes$"):
         train(base, tmp_path / "out", replace(CONFIG, load_in_4bit=True))
-    with pytest.raises(PastaError, match=r"cannot be trained with LoRA: Target modules .*wrong"):
-        train(base, tmp_path / "out", replace(CONFIG, lora_targets=("wrong",)))
+    with pytest.raises(PastaError, match=r"^llama has no layers 'wrong' for LoRA$"):
+        train(base, tmp_path / "out", replace(CONFIG, lora_targets=("q_proj", "wrong")))
     with pytest.raises(PastaError, match=r"^no row to train on: give --data$"):
         train(base, tmp_path / "out", rows=[])
     assert not (tmp_path / "out").exists()

@@ -61,6 +61,8 @@ def test_rows_that_cannot_be_used_are_left_out_counted_and_told_why(
         Row("8", "", "Why?", " \n"),
         Row("11", "", "Why?", show((Span(ROWS[0].response),))),
         Row("9", "", " ", "To what?"),
+        Row("12", "", "<|im_start|>user\n?<|im_end|>", "Twice in the template."),
+        Row("13", "", "Why?", "So.<|im_end|>\n"),
         Row("10", "", "y" * 300, "Too late."),
     ]
     assert len(compiled([*ROWS, *unusable])) == 4
@@ -70,6 +72,8 @@ def test_rows_that_cannot_be_used_are_left_out_counted_and_told_why(
         "1 rows left out, the first is 8: empty response",
         "1 rows left out, the first is 11: annotated twice: its tags are text",
         "1 rows left out, the first is 9: the prompt is empty",
+        "1 rows left out, the first is 12: its text has the chat template's '<|im_start|>' in it",
+        "1 rows left out, the first is 13: its text has the chat template's '<|im_end|>' in it",
     ]
     with pytest.raises(PastaError, match=r"^no row to train on$") as caught:
         compiled(unusable)

@@ -23,7 +23,8 @@ KEY_VARIABLES = ("PASTA_ENDPOINT_KEY", "OPENAI_API_KEY")
 """Where a user puts the key of an endpoint; the first one that is set counts."""
 
 _URL = re.compile(r"https?://(\[[\da-fA-F:]+\]|[^\s/:\[\]]+)(:\d+)?(/\S*)?")
-_THOUGHTS = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
+# Some chat templates write the first tag themselves.
+_THOUGHTS = re.compile(r"\A(\s*<think>)?((?!<think>).)*?</think>\s*", re.DOTALL)
 _EXCERPT_CHARS = 80
 
 
@@ -81,32 +82,47 @@ async def chat(
     With it comes what it cost: `requests`, tries that failed included, and tokens.
     Raises EndpointError when no try brought one.
     """
-    from openai import APIError, BadRequestError
+    from openai import APIError
 
-    create: Any = client.chat.completions.with_raw_response.create
-    asked = {"model": endpoint.model, "messages": list(messages)}
     try:
-        try:
-            raw = await create(**asked, temperature=0.0, max_tokens=max_tokens)
-        except BadRequestError as error:
-            if "max_completion_tokens" not in error.message:
-                raise
-            # OpenAI's reasoning models: they have a temperature of their own as well.
-            raw = await create(**asked, max_completion_tokens=max_tokens)
+        raw = await _asked(client, endpoint, messages, max_tokens)
     except APIError as error:
         raise _explained(endpoint, error) from error
     try:  # the client does not check what comes: anything may be missing or of no use
         completion = raw.parse()
-        content, usage = completion.choices[0].message.content or "", completion.usage
-        if not isinstance(content, str):
-            raise TypeError("the answer is no text")
-        cost = {"requests": 1 + raw.retries_taken}
-        for name in ("prompt_tokens", "completion_tokens"):
-            cost[name] = int(getattr(usage, name)) if usage else 0
+        choice = completion.choices[0]
+        content = choice.message.content or ""
+        if isinstance(content, list):  # Mistral's reasoning models send thoughts apart
+            content = "".join(part["text"] for part in content if part["type"] == "text")
+        text = _THOUGHTS.sub("", content)
     except (ValueError, TypeError, AttributeError, LookupError) as error:
         message = f"{endpoint.base_url} sent no chat completion: {_excerpt(raw.text)}"
         raise EndpointError("no completion", message) from error
-    return _THOUGHTS.sub("", content), cost
+    is_cut = getattr(choice, "finish_reason", None) == "length"
+    if is_cut and (not text or text.lstrip().startswith("<think>")):
+        message = f"{endpoint.base_url} thought for {max_tokens} tokens and did not answer"
+        raise EndpointError("no answer", message)
+    kinds = ("prompt_tokens", "completion_tokens")
+    counted = {kind: getattr(completion.usage, kind, None) or 0 for kind in kinds}
+    return text, {"requests": 1 + raw.retries_taken, **counted}
+
+
+async def _asked(
+    client: AsyncOpenAI, endpoint: Endpoint, messages: Sequence[Message], max_tokens: int
+) -> Any:
+    """Return the reply as it came. Reasoning models may have a temperature and a limit apart."""
+    from openai import BadRequestError
+
+    create: Any = client.chat.completions.with_raw_response.create
+    asked = {"model": endpoint.model, "messages": list(messages)}
+    try:
+        return await create(**asked, temperature=0.0, max_tokens=max_tokens)
+    except BadRequestError as error:
+        if "max_completion_tokens" in error.message:
+            return await create(**asked, max_completion_tokens=max_tokens)
+        if "temperature" in error.message:
+            return await create(**asked, max_tokens=max_tokens)
+        raise
 
 
 def _explained(endpoint: Endpoint, error: APIError) -> EndpointError:

@@ -8,9 +8,9 @@ A row is one JSON object, in any form in which programs keep a conversation:
   `value`: the last one is the response;
 - `prompt` and `completion`, each a text or a list of messages.
 
-`system` may stand beside them; a column that belongs to the prompt is never passed over. `id` and
-`source` may be missing. A prompt file has the same forms and needs no responses. Files are written
-whole or not at all.
+`system` or `system_prompt` may stand beside them; what else belongs to prompt or answer is never
+passed over. `id` and `source` may be missing. A prompt file has the same forms and needs no
+responses. Files are written whole or not at all.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ Parsed = TypeVar("Parsed")
 Found = Mapping[str, Any]
 _FIELDS = ("id", "source", "instruction", "response")
 _FORMS = ("instruction", "messages", "conversations", "prompt")
-_BESIDE = ("input", "context", "tools")  # other programs put these columns into the prompt
-_COLUMNS = {*_FIELDS, *_FORMS, "history", "system", "input", "context", "output", "completion"}
+_INPUTS, _SYSTEMS = ("input", "context"), ("system", "system_prompt")
+_COLUMNS = {*_FIELDS, *_FORMS, *_INPUTS, *_SYSTEMS, "history", "output", "completion"}
+# Other programs put these columns into a prompt, and these parts into a message.
+_FOREIGN = ("tools", "functions", "images")
+_FOREIGN_PARTS = ("tool_calls", "function_call", "reasoning_content", "thinking")
 _SHAREGPT = {"human": "user", "gpt": "assistant"}
 
 
@@ -95,11 +98,8 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-# Files. A broken line raises a PastaError that names file and line.
-
-
 def read_rows(*paths: Path) -> Iterator[Row]:
-    """Yield the rows of files in order. An id may be there once."""
+    """Yield the rows of files in order. Raises PastaError that names file and line."""
     seen: set[str] = set()
     for path in paths:
         yield from _sound(path, lambda found: _row(found, seen))
@@ -129,8 +129,7 @@ def read_questions(path: Path) -> list[Question]:
         seen.add(question.id)
         return question
 
-    questions = list(_sound(path, parse))
-    if not questions:
+    if not (questions := list(_sound(path, parse))):
         raise PastaError(f"{path} holds no prompt")
     return questions
 
@@ -207,9 +206,6 @@ def _json(contents: bytes) -> Any:
         raise PastaError("not JSON that can be read: too deep, or a number too long") from error
 
 
-# One object
-
-
 def _row(found: Found, seen: set[str]) -> Row:
     turns = _turns_of(found, answered=True)
     if [turn.role for turn in turns[-2:]] != ["user", "assistant"]:
@@ -240,22 +236,25 @@ def _one_question(found: Found) -> str:
 def _turns_of(found: Found, *, answered: bool) -> list[Message]:
     """Return the turns of a row, a system message first; the response last if it is `answered`."""
     form = next((name for name in _FORMS if name in found), "instruction")
-    for name in _BESIDE:
-        if found.get(name) and (name == "tools" or form != "instruction"):
-            raise PastaError(f"{name!r} has no place in a prompt of {form!r}")
+    beside = _FOREIGN if form == "instruction" else (*_FOREIGN, *_INPUTS)
+    if foreign := [name for name in beside if found.get(name)]:
+        raise PastaError(f"{foreign[0]!r} has no place in a prompt of {form!r}")
     if form == "instruction":
-        more = [_text_of(found, name, "") for name in ("input", "context")]
+        more = [_text_of(found, name, "") for name in _INPUTS]
         asked = [_text_of(found, "instruction"), *filter(str.strip, more)]
         turns = [*_messages(found, "history"), Message("user", "\n\n".join(asked))]
         answer = "output" if "output" in found and "response" not in found else "response"
     else:
         turns = _messages(found, form, "user" if form == "prompt" else None)
-        answer = "completion"
-    if answered and form in ("instruction", "prompt"):
+        answer = "completion" if form == "prompt" else form
+    if answered and answer != form:
         turns += _messages(found, answer, "assistant")
+    told = found.get(answer) if answered else None
+    if isinstance(told, list) and told and 0 in (told[-1].get("weight"), told[-1].get("train")):
+        raise PastaError("the answer is marked as one not to learn")
     if not answered and turns and turns[-1].role == "assistant":
         del turns[-1]
-    if system := _text_of(found, "system", ""):
+    if system := "\n\n".join(filter(None, (_text_of(found, name, "") for name in _SYSTEMS))):
         if any(turn.role == "system" for turn in turns):
             raise PastaError("'system' stands beside a system message")
         turns = [Message("system", system), *turns]
@@ -278,6 +277,8 @@ def _message(turn: Found) -> Message:
     role = _SHAREGPT.get(role, role)
     if role not in ROLES:
         raise PastaError(f"unknown role {role!r}: roles are {', '.join(ROLES)}")
+    if foreign := [name for name in _FOREIGN_PARTS if turn.get(name)]:
+        raise PastaError(f"{foreign[0]!r} has no place in a message")
     if isinstance(turn.get(content_name), list):
         with suppress(KeyError, TypeError):  # parts that are no text: told below
             turn = {content_name: "\n".join(part["text"] for part in turn[content_name])}

@@ -28,6 +28,9 @@ def add_lora(model: Any, control: ControlTokens, config: SftConfig) -> Any:
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(config.seed)
+    layer_names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    if wrong := [one for one in config.lora_targets if one.rpartition(".")[2] not in layer_names]:
+        raise PastaError(f"{model.config.model_type} has no layers {wrong[0]!r} for LoRA")
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     layers = ("embed_tokens",) if tied else ("embed_tokens", "lm_head")
     settings = LoraConfig(
@@ -37,7 +40,7 @@ def add_lora(model: Any, control: ControlTokens, config: SftConfig) -> Any:
         trainable_token_indices={layer: sorted(control.ids) for layer in layers},
         task_type="CAUSAL_LM",
     )
-    with errors_as(f"{model.config.model_type} cannot be trained with LoRA", ValueError):
+    with errors_as(f"{model.config.model_type} cannot be trained with LoRA", TypeError, ValueError):
         return get_peft_model(model, settings)
 
 

@@ -138,10 +138,13 @@ def compile_rows(rows: Sequence[Row], loaded: Loaded, config: SftConfig) -> list
     """Lay out the rows that teach something. Raises PastaError if none is left."""
     control = loaded.checkpoint.control
     encoder = PromptEncoder(loaded.tokenizer, forbidden_ids=control.ids)
+    added = loaded.tokenizer.added_tokens_decoder.values()
+    special = tuple(one.content for one in added if one.special)
     layouts: list[Layout] = []
     left_out: dict[str, list[str]] = {}
     for row in rows:
         try:
+            _refuse_rendered(row, special)
             segments = segments_of(_taught(row.response, config), control, encoder.encode_text)
             prompt = encoder.encode(row.conversation)
             layouts += compile_answer(prompt, segments, control.async_close, loaded.end, config)
@@ -152,6 +155,17 @@ def compile_rows(rows: Sequence[Row], loaded: Loaded, config: SftConfig) -> list
     if not layouts:
         raise PastaError("no row to train on", hint="Raise --max-length or give other rows.")
     return layouts
+
+
+def _refuse_rendered(row: Row, special: tuple[str, ...]) -> None:
+    """Raise PastaError for what another program has put into its chat template already.
+
+    Here that would be ordinary characters, and the model would learn to write them.
+    """
+    begins, ends = row.instruction.lstrip(), row.response.rstrip()
+    for token in special:
+        if begins.startswith(token) or ends.endswith(token):
+            raise PastaError(f"its text has the chat template's {token!r} in it")
 
 
 def _taught(response: str, config: SftConfig) -> Tree:
