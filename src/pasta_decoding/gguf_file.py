@@ -46,6 +46,15 @@ _LAYER = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
+WIDTHS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+_BIASED = ("q_proj", "k_proj", "v_proj")
+# The settings of a model that are obeyed here, or that change nothing.
+_KNOWN = {
+    *("context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size"),
+    *("attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon"),
+    *("rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor"),
+    *(*WIDTHS, "rope.scaling.original_context_length", "tensor_data_layout"),
+}
 _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -109,7 +118,7 @@ class GgufFile:
             self.tensors = dict(list(self._tensors(tensors)))
         except OSError as error:
             raise PastaError(f"{path} cannot be read: {error.strerror}") from error
-        except (ValueError, LookupError, struct.error) as error:
+        except (ValueError, TypeError, ArithmeticError, LookupError, struct.error) as error:
             raise PastaError(f"{path} is not a GGUF file that can be read: {error}") from error
         self.architecture = str(self.fields.get("general.architecture"))
         self.weights = dict(self._named())
@@ -119,8 +128,8 @@ class GgufFile:
     def field(self, key: str, default: Any = None) -> Any:
         """Return a number of the model's own architecture. Raises PastaError if it is missing."""
         found = self.fields.get(f"{self.architecture}.{key}", default)
-        if found is None:
-            raise PastaError(f"{self.path} holds no {self.architecture}.{key}")
+        if not isinstance(found, int | float) or not found > 0:
+            raise PastaError(f"{self.path} holds no number above 0 as {self.architecture}.{key}")
         return found
 
     def release(self) -> None:
@@ -179,3 +188,66 @@ class GgufFile:
                 if (found := self.tensors.get(f"{short}.{kind}")) is not None:
                     paired = heads.get(name.rpartition(".")[2])
                     yield f"{name}.{kind}", replace(found, heads=paired)
+
+
+def refuse_unread(file: GgufFile) -> None:
+    """Raise PastaError for a part of a model, and for what would change the text unnoticed."""
+    path, prefix = file.path, f"{file.architecture}."
+    if (parts := file.fields.get("split.count", 1)) > 1:
+        hint = "llama-gguf-split --merge FIRST_PART WHOLE"
+        raise PastaError(f"{path} is one of the {parts} parts of a model", hint=hint)
+    found = {key[len(prefix) :]: one for key, one in file.fields.items() if key.startswith(prefix)}
+    if unknown := [key for key, one in found.items() if one and key not in _KNOWN]:
+        raise PastaError(f"{path} sets {prefix}{unknown[0]}, which is unknown here")
+    if len(widths := {found[key] for key in WIDTHS if key in found}) > 1:
+        raise PastaError(f"{path} has heads of the widths {sorted(widths)}, not of one")
+    # Where a factor stands without a type, llama.cpp scales linearly.
+    factor = found.get("rope.scaling.factor") or found.get("rope.scale_linear") or 1.0
+    scaling = found.get("rope.scaling.type", "none" if factor == 1.0 else "linear")
+    if scaling != "none":
+        raise PastaError(f"{path} has rotary positions of the type {scaling}, unknown here")
+    _check_weights(file)
+
+
+def _check_weights(file: GgufFile) -> None:
+    """Raise PastaError for weights that are missing, unknown, misshapen, or no numbers."""
+    shapes = _shapes(file)
+    names = {name: short for name, short in module_names(file.field("block_count")).items()
+             if name.rpartition(".")[2] in shapes}  # fmt: skip
+    known = {f"{short}.{kind}" for short in names.values() for kind in ("weight", "bias")}
+    if unknown := file.tensors.keys() - known - {"rope_freqs.weight"}:
+        raise PastaError(f"{file.path} has weights that are unknown here, such as {min(unknown)}")
+    for name, short in names.items():
+        kind = name.rpartition(".")[2]
+        weight, bias = (file.tensors.get(f"{short}.{one}") for one in ("weight", "bias"))
+        if weight is None and kind != "lm_head":
+            raise PastaError(f"{file.path} holds no {short}.weight")
+        if weight is not None and weight.shape != shapes[kind]:
+            shape = " x ".join(map(str, weight.shape))
+            raise PastaError(f"{file.path} has {short}.weight in the shape {shape}")
+        if bias is not None and (kind not in _BIASED or bias.shape != shapes[kind][:1]):
+            raise PastaError(f"{file.path} has {short}.bias, which is unknown here")
+        if len(shapes[kind]) == 1 and not weight[:].isfinite().all():
+            raise PastaError(f"{file.path} has numbers that are not finite, in {short}.weight")
+
+
+def _shapes(file: GgufFile) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a decoder's weights by the last part of their modules' names."""
+    if (embeddings := file.tensors.get("token_embd.weight")) is None:
+        raise PastaError(f"{file.path} holds no whole model: it has no embeddings")
+    hidden, inner = file.field("embedding_length"), file.field("feed_forward_length")
+    heads = file.field("attention.head_count")
+    width = file.field("attention.key_length", hidden // heads)
+    kv_rows = file.field("attention.head_count_kv", heads) * width
+    norms = ("norm", "input_layernorm", "post_attention_layernorm")
+    own = ("q_norm", "k_norm") if file.architecture == "qwen3" else ()
+    return {
+        **dict.fromkeys(("embed_tokens", "lm_head"), (embeddings.shape[0], hidden)),
+        **dict.fromkeys(norms, (hidden,)),
+        **dict.fromkeys(own, (width,)),
+        **dict.fromkeys(("k_proj", "v_proj"), (kv_rows, hidden)),
+        **dict.fromkeys(("gate_proj", "up_proj"), (inner, hidden)),
+        "q_proj": (heads * width, hidden),
+        "o_proj": (hidden, heads * width),
+        "down_proj": (hidden, inner),
+    }

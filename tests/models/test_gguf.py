@@ -190,6 +190,16 @@ def test_the_templates_end_counts_beside_the_one_that_the_file_names(
     assert load_gguf(GgufFile(path), path).eos_ids == {256, END_ID}
 
 
+def numbered(key: str, number: int) -> Callable[[bytes, int], bytes]:
+    """Return what gives a setting of the model another value."""
+
+    def damage(raw: bytes, _at: int) -> bytes:
+        before, found, behind = raw.partition(f"llama.{key}".encode() + struct.pack("<I", 4))
+        return before + found + struct.pack("<I", number) + behind[4:]
+
+    return damage
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -199,6 +209,19 @@ def test_the_templates_end_counts_beside_the_one_that_the_file_names(
         (lambda raw, _: raw[:-4000], "it ends before the end of "),
         (lambda raw, at: raw[:at] + b"\x63" + raw[at + 1 :], "99 is not a valid GGMLQuant"),
         (lambda raw, _: raw.replace(b"llama", b"lluma"), "of the family lluma, not llama, qwen2"),
+        (
+            lambda raw, _: raw.replace(b"context_length", b"context_weight"),
+            "sets llama.context_weight, which is unknown here",
+        ),
+        (lambda raw, _: raw.replace(b"k.1.ffn_up", b"k.1.ffn_xy"), "such as blk.1.ffn_xy.weight"),
+        (
+            lambda raw, _: raw.replace(b"llama.feed_forward_length", b"llama.rope.scaling.factor"),
+            "has rotary positions of the type linear, unknown here",
+        ),
+        (numbered("block_count", 3), "holds no blk.2.attn_q.weight"),
+        (numbered("rope.dimension_count", 4), "has heads of the widths [4, 8], not of one"),
+        (numbered("attention.head_count", 0), "holds no number above 0 as llama.attention.head_"),
+        (numbered("attention.head_count_kv", 3), "blk.0.attn_k.weight in the shape 16 x 32"),
         (lambda raw, _: raw.replace(b"gpt2", b"bert"), "is of the kind bert, gpt-2; only byte-l"),
     ],
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.gguf_file import module_names
+from pasta_decoding.gguf_file import WIDTHS, module_names, refuse_unread
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import Loaded, load_config
 
@@ -77,9 +77,8 @@ def write_gguf(loaded: Loaded, path: Path, *, float_type: str = "F16") -> None:
     writer.add_array("tokenizer.ggml.suppress_tokens", banned)
     writer.add_file_type(FLOAT_TYPES[float_type])
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    widths = ("attention.key_length", "attention.value_length", "rope.dimension_count")
     numbers = {key: getattr(config, name) for key, name in _SHAPE.items()}
-    numbers |= dict.fromkeys(widths, width)
+    numbers |= dict.fromkeys(WIDTHS, width)
     numbers["rope.freq_base"] = float(config.rope_parameters["rope_theta"])
     for key, number in numbers.items():
         add = writer.add_float32 if isinstance(number, float) else writer.add_uint32
@@ -187,9 +186,8 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
     family, field, known = file.architecture, file.field, ", ".join(FAMILIES)
     if family not in FAMILIES:
         raise PastaError(f"{file.path} holds a model of the family {family}, not {known}")
-    heads, scaling = field("attention.head_count"), field("rope.scaling.type", "none")
-    if scaling != "none":
-        raise PastaError(f"{file.path} has rotary positions of the type {scaling}, unknown here")
+    refuse_unread(file)
+    heads = field("attention.head_count")
     shape = {name: field(key, heads if "kv" in key else None) for key, name in _SHAPE.items()}
     return AutoConfig.for_model(
         family,
@@ -217,6 +215,8 @@ def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
         texts: list[str] = file.fields["tokenizer.ggml.tokens"]
         numbers = {role: _special(file, key) for role, key in _ROLES.items()}
         named = {f"{role}_token": texts[one] for role, one in numbers.items() if one is not None}
+        if len({*texts}) < len(texts) or len(texts) > file.tensors["token_embd.weight"].shape[0]:
+            raise ValueError("tokens are there twice, or are more than the model has")
         backend = _backend(file, name, texts)
     except Exception as error:  # `tokenizers` raises this very class
         raise PastaError(f"the tokenizer in {file.path} cannot be read: {error!r}") from error
