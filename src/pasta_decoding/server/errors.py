@@ -113,6 +113,8 @@ def _of_status(request: Request, error: HTTPException) -> ApiError:
     message = f"{error.detail}: {request.method} {request.url.path}"
     if error.status_code == 400:
         message = f"the body cannot be read as JSON: {error.__cause__}"
+    if error.status_code == 404 and not request.url.path.startswith("/v1/"):
+        message = f"the API is under /v1; {message}"
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
     return ApiError(error.status_code, excerpt(message), code=code, headers=error.headers)
 

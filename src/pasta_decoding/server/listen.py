@@ -159,8 +159,8 @@ class Guard:
             log.info("%s %s %s %s %.3f s", name, client, what, status, seconds)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # A slash behind the path changes nothing, and HEAD is GET: uvicorn drops the body.
-        path = scope["path"].rstrip("/") or "/"
+        # Slashes too many change nothing, and HEAD is GET: uvicorn drops the body.
+        path = re.sub("//+", "/", scope["path"]).rstrip("/") or "/"
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         self._check(Headers(scope=scope), path)
         whole = await self._whole(receive)

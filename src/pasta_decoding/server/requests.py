@@ -104,6 +104,14 @@ class AnswerRequest(Wire):
     min_tokens: Literal[0] | None = None
     skip_special_tokens: Literal[True] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_left_out(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        # Some clients write null for each field that they do not use.
+        return {name: one for name, one in body.items() if one is not None or name in FIELDS}
+
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
