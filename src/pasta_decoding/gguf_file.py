@@ -220,14 +220,16 @@ def _check_weights(file: GgufFile) -> None:
     for name, short in names.items():
         kind = name.rpartition(".")[2]
         weight, bias = (file.tensors.get(f"{short}.{one}") for one in ("weight", "bias"))
-        if weight is None and kind != "lm_head":
-            raise PastaError(f"{file.path} holds no {short}.weight")
-        if weight is not None and weight.shape != shapes[kind]:
-            shape = " x ".join(map(str, weight.shape))
-            raise PastaError(f"{file.path} has {short}.weight in the shape {shape}")
         if bias is not None and (kind not in _BIASED or bias.shape != shapes[kind][:1]):
             raise PastaError(f"{file.path} has {short}.bias, which is unknown here")
-        if len(shapes[kind]) == 1 and not weight[:].isfinite().all():
+        if weight is None and kind == "lm_head":
+            continue  # it is tied to the embeddings
+        if weight is None:
+            raise PastaError(f"{file.path} holds no {short}.weight")
+        if weight.shape != shapes[kind]:
+            shape = " x ".join(map(str, weight.shape))
+            raise PastaError(f"{file.path} has {short}.weight in the shape {shape}")
+        if len(weight.shape) == 1 and not weight[:].isfinite().all():
             raise PastaError(f"{file.path} has numbers that are not finite, in {short}.weight")
 
 
