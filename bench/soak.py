@@ -70,7 +70,7 @@ def by_loop(decoder: LocalDecoder, options: Namespace) -> Iterator[Ask]:
                     return one
         return None
 
-    with closing(EngineLoop(decoder, max_requests=options.together)) as loop:
+    with closing(EngineLoop(decoder.scheduler(max_requests=options.together))) as loop:
         yield ask
 
 

@@ -144,9 +144,9 @@ def test_threads_that_ask_first_at_the_same_time_get_one_worker(
 ) -> None:
     opened: list[object] = []
 
-    def slowly(decoder: LocalDecoder) -> object:
+    def slowly(scheduler: object) -> object:
         time.sleep(0.05)
-        opened.append(EngineLoop(decoder))
+        opened.append(EngineLoop(scheduler))
         return opened[-1]
 
     monkeypatch.setattr("pasta_decoding.api.model.EngineLoop", slowly)

@@ -145,6 +145,7 @@ def test_who_begins_another_is_not_kept_beside_it() -> None:
 def branch_of(engine: Engine, ids: tuple[int, ...]) -> Branch:
     branch = engine.open(reserved_tokens=20)
     engine.step([Feed((branch,), ids, tuple(range(len(ids))))])
+    engine.shrink(branch, len(ids))
     return branch
 
 

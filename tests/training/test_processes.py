@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.load import load_model
-from pasta_decoding.training.config import SftConfig, identity
+from pasta_decoding.training.config import SftConfig
+from pasta_decoding.training.run import identity
 from tests.checkpoint import TinyCheckpoint
 from tests.shapes import HUB_SHAPES
 from tests.training.tiny_runs import CONFIG as TEN_STEPS

@@ -161,7 +161,7 @@ class Model:
             if self._closed:
                 raise ClosedError
             if self._worker is None:
-                self._worker = EngineLoop(self.decoder)
+                self._worker = EngineLoop(self.decoder.scheduler())
             return self._worker
 
 

@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.measures import tokens_per_step
-from pasta_decoding.lang.tree import Chunk, Tree
+from pasta_decoding.lang.tree import Chunk, Tree, show
 from pasta_decoding.runtime.answer import Answer, Sent
 from pasta_decoding.runtime.events import Event, Progress
 from pasta_decoding.runtime.loop import Cancel, Failure, Listener, News
@@ -69,8 +69,7 @@ class Result:
     """One finished answer.
 
     text:          without tags; it ends before a stop string.
-    annotated:     the text form, tags and escapes included, a stop string and all.
-    tree:          the same as nodes: spans, chunks, syncs.
+    tree:          the answer as nodes: spans, chunks, syncs; a stop string and all.
     threads:       those that wrote chunks, without the main one.
     critical_path: forward steps behind the prefill that the answer needs at unlimited width.
     finish_reason: "stop" (the model ended it, or a stop string) or "length" (a limit did).
@@ -82,7 +81,6 @@ class Result:
     """
 
     text: str
-    annotated: str
     tree: Tree
     threads: tuple[Thread, ...]
     critical_path: int
@@ -96,6 +94,11 @@ class Result:
     sent: Sent | None = None
 
     @property
+    def annotated(self) -> str:
+        """The text form of `tree`, tags and escapes included."""
+        return show(self.tree)
+
+    @property
     def tokens_per_step(self) -> float:
         """Plain tokens / critical path: how many tokens a step wrote."""
         return tokens_per_step(self.usage.plain_tokens, self.critical_path)
@@ -106,7 +109,6 @@ def result_of(answer: Answer, text: str, plain_tokens: int) -> Result:
     chunks = [node for node in answer.tree if isinstance(node, Chunk)]
     return Result(
         text=text,
-        annotated=answer.annotated,
         tree=answer.tree,
         threads=tuple(
             Thread(number, chunk.topic, chunk.tokens, chunk.text)

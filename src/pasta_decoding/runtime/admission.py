@@ -219,7 +219,6 @@ class PrefixCache:
                 return
             if shared == len(one.ids):
                 self._drop(one)
-        self._engine.shrink(entry.branch, tokens)
         self._kept.append(entry)
         most = self._engine.max_slots
         while len(self._kept) > MOST_KEPT or not _within(self.cells * KEPT_SHARE, most):

@@ -19,6 +19,8 @@ from pasta_decoding.lang.tree import MAX_TOPIC_WORDS, valid_topic
 from pasta_decoding.runtime.request import Rules
 from pasta_decoding.runtime.vocabulary import FRAGMENT, Ids, Vocabulary, fold_topic
 
+MOST_A_CHOICE = 2
+"""Tokens that one choice adds at most: PROMISE_CLOSE, and ASYNC_OPEN with it."""
 NOTHING: Ids = np.array([], dtype=np.int64)
 
 
@@ -222,8 +224,21 @@ class Budget:
             left = min(left, self._left_of(self.chunks[thread - 1]))
         return max(1, left)
 
-    def most_to_come(self) -> int:
-        return sum(map(self._left_of, self.running))
+    def runnable(self, order: Sequence[int], ahead_tokens: int, longest: int = 0) -> Sequence[int]:
+        """Return which threads of `order` can write next: the first always does.
+
+        order:        threads that have a token to be fed, in reading order.
+        ahead_tokens: tokens that the answer may be ahead of what is kept of it.
+        longest:      the longest promise that main may make next; 0 if it is in no topic.
+        """
+        coming = sum(map(self._left_of, self.running))
+        if MAIN in order[1:]:
+            coming += MOST_A_CHOICE + (self.most_of_a_chunk(longest) if longest else 0)
+        # Is there less room than all that has begun needs to come to its own limits?
+        if len(order) > 1 and self.written_tokens + coming > self.rules.max_tokens + ahead_tokens:
+            ahead = self.written_tokens - self.place(order[0])
+            order = order[: 1 + max(0, (ahead_tokens - ahead) // MOST_A_CHOICE)]
+        return order[: self.rules.max_threads]
 
     def most_of_a_chunk(self, promised: int) -> int:
         """Return how many tokens may keep a promise of this many, ASYNC_OPEN not counted."""

@@ -27,7 +27,7 @@ from pasta_decoding.runtime.events import (
     Synced,
 )
 from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.policy import Runnable, runnable_threads
+from pasta_decoding.runtime.policy import Runnable
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampler import RowParams, Sampler, sampled
 
@@ -125,7 +125,12 @@ class Generation:
         feed = Feed((self.live[MAIN],), ids, positions, wants_logits=not self.unfed)
         return Row(self, MAIN, feed)
 
-    def end_prompt(self, seconds: float) -> None:
+    def end_step(self, now_s: float, seconds: float) -> None:
+        self.recorder.stamp(now_s)
+        self.trace.step_s.append(seconds)
+
+    def end_prompt(self, now_s: float, seconds: float) -> None:
+        self.recorder.stamp(now_s)
         if self.rewrite_s is None:
             self.trace.prefill_s += seconds
             return
@@ -135,13 +140,19 @@ class Generation:
             self.rewrite_s = None
 
     def runnable(self) -> Runnable:
+        """Return the threads that can write: the first unfinished text, and others in its quota."""
         if len(self.pending) == 1:
             return Runnable(tuple(self.pending), self.request.priority)
         order = sorted(self.pending, key=lambda thread: (thread == MAIN, thread))
         if (opening := self._opening) is not None:  # main's feed comes before what it opens
             order.remove(MAIN)
             order.insert(order.index(opening), MAIN)
-        threads = runnable_threads(self.interpreter, order, self.quota, len(self.live))
+        longest = 0
+        if self.interpreter.in_topic(MAIN):
+            longest = max(self.interpreter.vocabulary.control.promise_close)
+            if len(self.live) >= self.quota.threads:  # main may begin a thread too many
+                order = [thread for thread in order if thread != MAIN]
+        threads = self.interpreter.budget.runnable(order, self.quota.ahead_tokens, longest)
         return Runnable(threads, self.request.priority)
 
     def take(self, threads: Sequence[int]) -> list[Row]:
@@ -230,6 +241,7 @@ class Generation:
             return None
         entry = PrefixEntry(ids, self.live.pop(MAIN))
         self._close()
+        self.engine.shrink(entry.branch, len(ids))
         return entry
 
     def _apply(self, actions: Sequence[Action]) -> None:

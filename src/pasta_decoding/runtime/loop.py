@@ -17,7 +17,6 @@ from typing import Any
 from pasta_decoding.engines.support import release_openmp_threads
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.events import Progress
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.scheduler import Activity
@@ -50,21 +49,16 @@ Cancel = Callable[[], object]
 class EngineLoop:
     """Writes answers, any number at once, until it is closed. Any thread may call.
 
+    scheduler: a `Scheduler`, or what has its methods; closed with this.
     on_step: called with the number of threads that wrote in a step, in the engine's thread.
-    options: of the decoder's scheduler.
     activity: as of the last step.
     alive: whether it takes requests.
     """
 
     def __init__(
-        self,
-        decoder: Decoder,
-        *,
-        on_step: Callable[[int], object] = lambda _threads: None,
-        **options: Any,
+        self, scheduler: Any, *, on_step: Callable[[int], object] = lambda _threads: None
     ) -> None:
-        self._scheduler = decoder.scheduler(**options)
-        self._on_step = on_step
+        self._scheduler, self._on_step = scheduler, on_step
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._jobs: dict[object, tuple[Any, Listener]] = {}
         self._handing_in = threading.Lock()

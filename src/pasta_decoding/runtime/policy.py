@@ -3,8 +3,7 @@
 The text does not depend on when a thread writes, so width is chosen by its cost. An answer alone
 advances all its threads. Of many, each advances its earliest unfinished text, and as many more
 threads as make a token cheapest by what steps have cost. A background answer advances in every
-fourth step. Threads that need more slots or branches than their answer's quota wait; the first
-unfinished text never does.
+fourth step.
 
 Prompt tokens make the pass of the threads longer. That time is paid from a budget to which each
 step adds a share of what it takes with threads alone. So a long prompt slows a stream next to it by
@@ -18,9 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.runtime.admission import Quota
-from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Priority
 
 GRID = (1, *(unit << power for power in range(11) for unit in (2, 3)))
@@ -187,40 +183,6 @@ def share_width(
     )
     given = Counter(place for _, _, place in turns[:extra])
     return [share + given[place] for place, share in enumerate(least)]
-
-
-MOST_A_CHOICE = 2
-"""Tokens that one choice adds at most: PROMISE_CLOSE, and ASYNC_OPEN with it."""
-
-
-def runnable_threads(
-    interpreter: Interpreter, order: Sequence[int], quota: Quota, begun: int
-) -> Sequence[int]:
-    """Return which threads can write next.
-
-    order: threads that have a token to be fed, in reading order.
-    begun: threads that have begun and not ended.
-    """
-    if len(order) < 2:
-        return order
-    if begun >= quota.threads and interpreter.in_topic(MAIN):  # main may begin a thread too many
-        order = [thread for thread in order if thread != MAIN]
-    if len(order) > 1 and not _is_safe(interpreter, quota.ahead_tokens, main=MAIN in order[1:]):
-        budget = interpreter.budget
-        ahead = budget.written_tokens - budget.place(order[0])
-        order = order[: 1 + max(0, (quota.ahead_tokens - ahead) // MOST_A_CHOICE)]
-    return order[: interpreter.rules.max_threads]
-
-
-def _is_safe(interpreter: Interpreter, ahead_tokens: int, *, main: bool) -> bool:
-    """Is there room for all that has begun to come to its own limits?"""
-    budget = interpreter.budget
-    coming = budget.most_to_come()
-    if main:
-        coming += MOST_A_CHOICE
-        longest = max(interpreter.vocabulary.control.promise_close)
-        coming += budget.most_of_a_chunk(longest) if interpreter.in_topic(MAIN) else 0
-    return budget.written_tokens + coming <= interpreter.rules.max_tokens + ahead_tokens
 
 
 def share_out(wanted: Sequence[int], tokens: int) -> list[int]:

@@ -188,24 +188,19 @@ class Scheduler:
         if not (rows or prompts):
             return
         began_s = self.clock()
-        writers = dict.fromkeys([row.generation for row in rows])
-        generations = writers | dict.fromkeys([row.generation for row in prompts])
         try:
             self._compute([*rows, *prompts])
         except BaseException as error:
-            for generation in generations:
-                generation.fail(error)
+            for row in (*rows, *prompts):
+                row.generation.fail(error)
             raise
         now_s = self.clock()
         seconds = now_s - began_s
-        for generation in generations:
-            generation.recorder.stamp(now_s)
-        fed = sum(len(row.feed.ids) for row in prompts)
-        self.policy.learn(len(rows), seconds, fed)
-        for generation in writers:
-            generation.trace.step_s.append(seconds)
+        self.policy.learn(len(rows), seconds, sum(len(row.feed.ids) for row in prompts))
+        for generation in dict.fromkeys([row.generation for row in rows]):
+            generation.end_step(now_s, seconds)
         for row in prompts:
-            row.generation.end_prompt(seconds)
+            row.generation.end_prompt(now_s, seconds)
 
     def _compute(self, rows: Sequence[Row]) -> None:
         """Feed `rows`; the thread of each that wants logits chooses its next token."""

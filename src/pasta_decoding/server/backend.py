@@ -112,13 +112,12 @@ class Backend:
 
     def _open(self) -> Decoder:
         decoder, target_s = self._load_decoder(), self.load.target_ms_per_token / 1e3
-        self._worker = EngineLoop(
-            decoder,
+        scheduler = decoder.scheduler(
             max_requests=self.load.max_requests,
             policy=SchedulingPolicy(target_s or None),
-            on_step=self.metrics.stepped,
             on_sent=self.metrics.sent,
         )
+        self._worker = EngineLoop(scheduler, on_step=self.metrics.stepped)
         return decoder
 
 

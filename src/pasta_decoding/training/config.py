@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from inspect import formatannotation
 from keyword import iskeyword
@@ -139,12 +139,6 @@ SAMPLING = (
     *("baseline_samples", "limit", "max_prompt_chars", "max_tokens", "max_threads"),
 )
 """Settings that the samples and their measures depend on."""
-_ANYWHERE = frozenset({"device", "cache_tokens", "report_to", "try_prompts"})
-
-
-def identity(config: Config) -> dict[str, Any]:
-    """Return the settings that a run keeps: those that its result depends on."""
-    return {name: value for name, value in asdict(config).items() if name not in _ANYWHERE}
 
 
 def keys(kind: type[Any]) -> list[str]:

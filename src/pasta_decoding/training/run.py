@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,9 +16,10 @@ from tqdm import tqdm
 from pasta_decoding.data.lines import locked, read_json, read_lines, refuse_other_settings
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import write_json
-from pasta_decoding.training.config import Config, identity
+from pasta_decoding.training.config import Config
 
 Item = TypeVar("Item")
+_ANYWHERE = frozenset({"device", "cache_tokens", "report_to", "try_prompts"})
 _LOSSES = ("text_loss", "control_loss", "eval_text_loss", "eval_control_loss")
 
 
@@ -54,6 +56,11 @@ def refuse_other_run(out: Path, config: Config, inputs: Mapping[str, Any] | None
         if path.exists():
             # A setting that only one of two versions has is as by default, or of no interest.
             refuse_other_settings(out, preset | read_json(path, dict), ours, hint=hint)
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """Return the settings that a run keeps: those that its result depends on."""
+    return {name: value for name, value in asdict(config).items() if name not in _ANYWHERE}
 
 
 def begin_run(out: Path, config: Config, inputs: Mapping[str, Any] | None = None) -> None:
