@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -14,8 +15,6 @@ from tests.checkpoint import make_base
 from tests.golden.golden import talkative
 
 ROOT = Path(__file__).parents[2]
-
-
 # What the recipe calls `pasta`: this process does the work, which imports torch once.
 PASTA = """#!/bin/sh
 printf '%s\\n' "$@" > "$PIPES/asked"
@@ -42,9 +41,13 @@ def test_the_recipe_goes_from_a_base_to_a_report(
     with subprocess.Popen(
         [*recipe, str(ROOT / "recipes" / "qwen2.5-coder-1.5b.sh")],
         env=os.environ | settings | {"PIPES": str(tmp_path)},
-    ):
-        while not (words := asked.read_text().splitlines())[0].startswith("ended"):
-            status.write_text(f"{main(words)}\n")
+        start_new_session=True,
+    ) as process:
+        try:
+            while not (words := asked.read_text().splitlines())[0].startswith("ended"):
+                status.write_text(f"{main(words)}\n")
+        finally:  # where a command raised, it waits for its status
+            os.killpg(process.pid, signal.SIGKILL)
     assert words == ["ended 0"]
     report = json.loads((out / "report" / "report.json").read_text(encoding="utf-8"))
     assert (report["baseline"], len(report["runs"])) == ("sequential-sequential", 5)
