@@ -120,6 +120,9 @@ class GgufFile:
             raise PastaError(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, TypeError, ArithmeticError, LookupError, struct.error) as error:
             raise PastaError(f"{path} is not a GGUF file that can be read: {error}") from error
+        if (parts := self.fields.get("split.count", 1)) not in (0, 1):
+            hint = "llama-gguf-split --merge FIRST_PART WHOLE"
+            raise PastaError(f"{path} is one of the {parts} parts of a model", hint=hint)
         self.architecture = str(self.fields.get("general.architecture"))
         self.weights = dict(self._named())
         factors = self.tensors.get("rope_freqs.weight")
@@ -191,11 +194,8 @@ class GgufFile:
 
 
 def refuse_unread(file: GgufFile) -> None:
-    """Raise PastaError for a part of a model, and for what would change the text unnoticed."""
+    """Raise PastaError for settings and weights that would change the text unnoticed."""
     path, prefix = file.path, f"{file.architecture}."
-    if (parts := file.fields.get("split.count", 1)) > 1:
-        hint = "llama-gguf-split --merge FIRST_PART WHOLE"
-        raise PastaError(f"{path} is one of the {parts} parts of a model", hint=hint)
     found = {key[len(prefix) :]: one for key, one in file.fields.items() if key.startswith(prefix)}
     if unknown := [key for key, one in found.items() if one and key not in _KNOWN]:
         raise PastaError(f"{path} sets {prefix}{unknown[0]}, which is unknown here")

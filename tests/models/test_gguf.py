@@ -190,6 +190,9 @@ def test_the_templates_end_counts_beside_the_one_that_the_file_names(
     assert load_gguf(GgufFile(path), path).eos_ids == {256, END_ID}
 
 
+PART = struct.pack("<4sIQQQ11sIH", b"GGUF", 3, 0, 1, 11, b"split.count", 2, 2)
+
+
 def numbered(key: str, number: int) -> Callable[[bytes, int], bytes]:
     """Return what gives a setting of the model another value."""
 
@@ -218,6 +221,7 @@ def numbered(key: str, number: int) -> Callable[[bytes, int], bytes]:
             lambda raw, _: raw.replace(b"llama.feed_forward_length", b"llama.rope.scaling.factor"),
             "has rotary positions of the type linear, unknown here",
         ),
+        (lambda *_: PART, "is one of the 2 parts of a model"),
         (numbered("block_count", 3), "holds no blk.2.attn_q.weight"),
         (numbered("rope.dimension_count", 4), "has heads of the widths [4, 8], not of one"),
         (numbered("attention.head_count", 0), "holds no number above 0 as llama.attention.head_"),
