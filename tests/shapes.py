@@ -23,23 +23,7 @@ from transformers import GemmaConfig, GemmaForCausalLM, PreTrainedTokenizerFast
 
 from tests.tiny import SHAPE, seeded, tiny_llama
 
-LLAMA3_TEMPLATE = (
-    "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = "
-    "'<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim "
-    "+ '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}"
-    "{{ content }}{% endfor %}{% if add_generation_prompt %}"
-    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-)
-GEMMA_TEMPLATE = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
-    "{{ raise_exception('System role not supported') }}{% endif %}{% for message in messages %}"
-    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}"
-    "{% endif %}{% if (message['role'] == 'assistant') %}{% set role = 'model' %}{% else %}"
-    "{% set role = message['role'] %}{% endif %}{{ '<start_of_turn>' + role + '\n' + "
-    "message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}"
-    "{{'<start_of_turn>model\n'}}{% endif %}"
-)
+TEMPLATES = Path(__file__).parent / "templates"
 LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -74,7 +58,7 @@ def llama3_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token=bos, eos_token="<|eot_id|>"
     )
-    tokenizer.chat_template = LLAMA3_TEMPLATE
+    tokenizer.chat_template = (TEMPLATES / "llama3.jinja").read_text(encoding="utf-8")
     return tokenizer
 
 
@@ -112,7 +96,7 @@ def gemma_tokenizer() -> PreTrainedTokenizerFast:
         pad_token="<pad>",
         unk_token="<unk>",
     )
-    tokenizer.chat_template = GEMMA_TEMPLATE
+    tokenizer.chat_template = (TEMPLATES / "gemma.jinja").read_text(encoding="utf-8")
     return tokenizer
 
 

@@ -15,13 +15,8 @@ from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.export import model_card
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import load_model
-from pasta_decoding.runtime.decoder import decoder_over
-from pasta_decoding.runtime.request import Rules, SamplingParams
 from tests.checkpoint import TinyCheckpoint
 from tests.docs.pages import parse
-
-QUESTION = "What are three good habits?"
-
 
 ADAPTERS = Path(__file__).parents[2] / "adapters"
 OWN = """---
@@ -85,26 +80,3 @@ def test_a_gguf_names_what_must_not_be_sampled(
     assert fields["tokenizer.ggml.suppress_tokens"].contents() == ids
     description = fields["general.description"].contents()
     assert f"must never sample the control tokens ({','.join(map(str, ids))})" in description
-
-
-@pytest.mark.llama
-def test_llama_cpp_reads_what_must_not_be_sampled_and_pasta_samples_it_all_the_same(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    import ctypes
-
-    import llama_cpp
-
-    from pasta_decoding.engines.llama import LlamaEngine
-
-    loaded = load_model(tiny_checkpoint.base, tiny_checkpoint.adapter)
-    write_gguf(loaded, tmp_path / "tiny.gguf", float_type="F32")
-    engine = LlamaEngine(tmp_path / "tiny.gguf", cache_tokens=2048, threads=1, cache_type="F32")
-    vocabulary = llama_cpp.llama_model_get_vocab(engine._model)
-    read = llama_cpp.llama_cpp._lib.llama_vocab_get_suppress_tokens
-    read.restype, count = ctypes.POINTER(ctypes.c_int32), ctypes.c_int32()
-    ids = read(ctypes.c_void_p(vocabulary), ctypes.byref(count))
-    assert ids[: count.value] == sorted(loaded.checkpoint.control.ids)
-    decoder = decoder_over(engine, loaded)
-    answer = decoder.answer(decoder.request(QUESTION, Rules(max_tokens=200), SamplingParams()))
-    assert answer.chunks > 0
