@@ -10,7 +10,8 @@ import pytest
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.training.config import PreferenceConfig, SftConfig, read_config
-from pasta_decoding.training.run import begin_run, identity, last_checkpoint, refuse_other_run
+from pasta_decoding.training.loop import last_checkpoint
+from pasta_decoding.training.run import begin_run, identity, refuse_other_run
 
 CONFIG = SftConfig(data=("a.jsonl", "b.jsonl"), max_steps=5, joins=(Joining.text,))
 

@@ -7,10 +7,12 @@ into a checkpoint.
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
@@ -28,7 +30,6 @@ from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint
 from pasta_decoding.training.config import Config, SftConfig
 from pasta_decoding.training.lora import shard_tied_together
-from pasta_decoding.training.run import last_checkpoint
 from pasta_decoding.training.view import Example, Figures, Loss, label_logprobs
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,16 @@ def training_arguments(
 def processes() -> Any:
     """Join the processes that were launched together, before loading, which shards by them."""
     return PartialState(cpu=not torch.cuda.is_available())
+
+
+def last_checkpoint(out: Path) -> Path | None:
+    """Return the last checkpoint in `out` that was written to its end."""
+    whole = {}
+    for state in out.glob("checkpoint-*/trainer_state.json"):
+        with suppress(ValueError):  # written last: where it is half there, saving was broken off
+            json.loads(state.read_text(encoding="utf-8"))
+            whole[int(state.parent.name.split("-")[1])] = state.parent
+    return whole[max(whole)] if whole else None
 
 
 class Meter:

@@ -1,12 +1,11 @@
-"""The folder of a training run: its lock, settings, checkpoints and figures."""
+"""The folder of a training run: its lock, settings and figures."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,16 +67,6 @@ def begin_run(out: Path, config: Config, inputs: Mapping[str, Any] | None = None
     if inputs is not None:
         write_json(out / "inputs.json", dict(inputs))
     write_json(out / "config.json", identity(config))
-
-
-def last_checkpoint(out: Path) -> Path | None:
-    """Return the last checkpoint in `out` that was written to its end."""
-    whole = {}
-    for state in out.glob("checkpoint-*/trainer_state.json"):
-        with suppress(ValueError):  # written last: where it is half there, saving was broken off
-            json.loads(state.read_text(encoding="utf-8"))
-            whole[int(state.parent.name.split("-")[1])] = state.parent
-    return whole[max(whole)] if whole else None
 
 
 def figures_of(out: Path) -> str:
