@@ -150,6 +150,18 @@ def test_config_tokenizer_and_weights_are_those_that_transformers_reads(
         assert read_tokenizer(file).encode(text) == tokenizer.encode(text)
 
 
+def test_a_marker_of_the_template_is_a_token_whatever_the_file_calls_it(tmp_path: Path) -> None:
+    path, tokenizer = tmp_path / "x.gguf", plain_tokenizer()
+    written(tiny_llama(vocabulary=300), path, tokenizer)
+    start = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert isinstance(start, int)
+    before, key, behind = path.read_bytes().partition(b"tokenizer.ggml.token_type")
+    at = 4 + 4 + 8 + 4 * start  # behind the kinds of the value and of its items, and their number
+    kinds = behind[:at] + struct.pack("<i", 1) + behind[at + 4 :]
+    path.write_bytes(before + key + kinds)
+    assert read_tokenizer(GgufFile(path)).encode("<|im_start|>") == [start]
+
+
 @pytest.fixture
 def foreign(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
     """Return a GGUF of the tiny base model as others write it: without a checkpoint of Pasta's."""

@@ -8,6 +8,7 @@ split SmolLM2's digits.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -57,6 +58,7 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_MARKER = re.compile(r"<\|[^\s<>|]+\|>")
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
@@ -261,10 +263,13 @@ def _backend(file: GgufFile, name: str, texts: list[str]) -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     if name == "qwen2":
         backend.normalizer = normalizers.NFC()
-    kinds = file.fields["tokenizer.ggml.token_type"]
-    added = [(text, kinds[n] == CONTROL) for text, n in vocabulary.items()
-             if kinds[n] in (CONTROL, USER_DEFINED)]  # fmt: skip
-    backend.add_tokens([AddedToken(text, special=one, normalized=False) for text, one in added])
+    kinds, added = file.fields["tokenizer.ggml.token_type"], []
+    for text, n in vocabulary.items():
+        # Some files call markers of their templates ordinary, and merges would never make them.
+        is_control = kinds[n] == CONTROL or (kinds[n] == NORMAL and bool(_MARKER.fullmatch(text)))
+        if is_control or kinds[n] == USER_DEFINED:
+            added.append(AddedToken(text, special=is_control, normalized=False))
+    backend.add_tokens(added)
     first = _special(file, "bos")
     if first is not None and file.fields.get("tokenizer.ggml.add_bos_token", whole_words):
         backend.post_processor = processors.TemplateProcessing(
