@@ -8,7 +8,6 @@ split SmolLM2's digits.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -58,7 +57,6 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_MARKER = re.compile(r"<\|[^\s<>|]+\|>")
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
@@ -266,7 +264,8 @@ def _backend(file: GgufFile, name: str, texts: list[str]) -> Tokenizer:
     kinds, added = file.fields["tokenizer.ggml.token_type"], []
     for text, n in vocabulary.items():
         # Some files call markers of their templates ordinary, and merges would never make them.
-        is_control = kinds[n] == CONTROL or (kinds[n] == NORMAL and bool(_MARKER.fullmatch(text)))
+        is_marker = text.startswith("<|") and text.endswith("|>") and len(text) > len("<||>")
+        is_control = kinds[n] == CONTROL or (is_marker and kinds[n] == NORMAL)
         if is_control or kinds[n] == USER_DEFINED:
             added.append(AddedToken(text, special=is_control, normalized=False))
     backend.add_tokens(added)
