@@ -199,7 +199,7 @@ def refuse_unread(file: GgufFile) -> None:
     found = {key[len(prefix) :]: one for key, one in file.fields.items() if key.startswith(prefix)}
     if unknown := [key for key, one in found.items() if one and key not in _KNOWN]:
         raise PastaError(f"{path} sets {prefix}{unknown[0]}, which is unknown here")
-    if len(widths := {found[key] for key in WIDTHS if key in found}) > 1:
+    if len(widths := {file.field(key) for key in WIDTHS if key in found}) > 1:
         raise PastaError(f"{path} has heads of the widths {sorted(widths)}, not of one")
     # Where a factor stands without a type, llama.cpp scales linearly.
     factor = found.get("rope.scaling.factor") or found.get("rope.scale_linear") or 1.0
