@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pasta_decoding.data.lines import read_lines
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta
 
@@ -41,6 +42,51 @@ def train(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, prompts: Path, tmp_path
     return run
 
 
+def chunk(topic: str) -> str:
+    return f'<promise topic="{topic}" tokens="10"/><async>{topic}.</async>'
+
+
+CITIES = f"1. {chunk('Paris')} 2. {chunk('Rome')}"
+ASKED, ANSWER = {"role": "user", "content": "Two?"}, {"role": "assistant", "content": "Rome."}
+PAIRS: list[dict[str, object]] = [
+    {"instruction": "Two?", "chosen": CITIES, "rejected": "1. Paris. 2. Rome."},
+    {"prompt": [ASKED], "chosen": [ANSWER | {"content": CITIES}], "rejected": [ANSWER]},
+    {"chosen": [ASKED, ANSWER | {"content": CITIES}], "rejected": [ASKED, ANSWER]},
+    {"id": "same", "prompt": "Two?", "chosen": CITIES, "rejected": CITIES.replace("10", "20")},
+    {"id": "broken", "prompt": "Two?", "chosen": CITIES, "rejected": "<async>Paris."},
+    {"id": "long", "prompt": "Two?", "chosen": "Rome. " * 99, "rejected": "Paris."},
+]
+
+
+def test_pairs_that_somebody_has_are_trained_on_without_a_sample(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    pairs, file, out = (tmp_path / name for name in ("pairs.jsonl", "run.yaml", "run"))
+    pairs.write_text("".join(json.dumps(one) + "\n" for one in PAIRS))
+    file.write_text(json.dumps(SETTINGS))
+    where = ["--pairs", pairs, "--out", out, "--model", tiny_checkpoint.base]
+    command = ["train", "preference", *where, "--policy", tiny_checkpoint.adapter]
+    command += ["--config", file, "--max-tokens", "250"]
+    found = pasta(*command)
+    assert (found.status, found.out) == (0, f"{out / 'adapter'}\n"), found.err
+    for line in (
+        "1 rows left out, the first is same: both answers are the same",
+        "1 rows left out, the first is broken: broken tags (async-without-promise)",
+        "1 rows left out, the first is long: longer than 250 tokens",
+        "run: 3 pairs, 265 tokens",
+    ):
+        assert line in found.err.splitlines()
+    steps = read_lines(out / "train" / "metrics.jsonl")
+    assert [one["target"] for one in steps] == [1, 1, 1]  # nats: the gap of the better one of two
+    assert (steps[0]["gap"], steps[0]["drift"]) == (0, 0)
+    assert {path.name for path in out.glob("*.json*")} == {"config.json", "inputs.json"}
+    again = pasta(*command)
+    assert (again.status, "step 1/3" in again.err) == (0, False)
+    pairs.write_text(json.dumps(PAIRS[1]))
+    other = pasta(*command)
+    assert (other.status, "was begun with other settings: pairs (" in other.err) == (2, True)
+
+
 def test_a_round_prints_the_folder_of_the_adapter_and_another_lambda_takes_its_samples(
     train: Pasta, tmp_path: Path
 ) -> None:
@@ -73,6 +119,7 @@ def test_a_round_prints_the_folder_of_the_adapter_and_another_lambda_takes_its_s
         (["--samples-from", "nowhere"], "pasta: cannot read nowhere/config.json"),
         (["--engine", "llama"], "pasta: the llama engine needs llama-cpp-python"),
         (["--policy", ""], "pasta: --policy is missing"),
+        (["--pairs", "pairs.jsonl"], "pasta: --pairs needs no samples: leave out --prompts, --bas"),
     ],
 )
 def test_what_cannot_work_is_told_in_a_line(wrong: list[str], complaint: str, train: Pasta) -> None:

@@ -15,6 +15,7 @@ from pasta_decoding.data.rows import (
     Row,
     numbered_rows,
     question_of,
+    read_pairs,
     read_prompts,
     read_questions,
     read_rows,
@@ -97,6 +98,23 @@ def test_rows_of_other_programs_are_read_and_written_as_our_own(
     write_rows(path, [row])
     assert json.loads(path.read_text())["instruction"] == asked
     assert list(read_rows(path)) == [row]
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"prompt": "i", "chosen": "r"}, "no 'rejected'"),
+        ({"chosen": "r", "rejected": "s"}, "no 'instruction'"),
+        ({"prompt": "i", "chosen": 1, "rejected": "s"}, "'chosen' is not a string"),
+        ({"chosen": [ASKED, ANSWER], "rejected": [ASKED, ASKED, ANSWER]}, "'chosen' and 'rejected"),
+        ({"prompt": "i", "chosen": [], "rejected": [ANSWER]}, "the conversation does not end with"),
+    ],
+)
+def test_a_broken_pair_is_named_by_file_and_number(
+    more: dict[str, object], what: str, tmp_path: Path
+) -> None:
+    with pytest.raises(PastaError, match=rf"rows\.jsonl:1: {what}"):
+        list(read_pairs(lines(tmp_path, json.dumps(more))))
 
 
 def test_rows_without_an_id_get_one_of_what_they_say_and_each_its_own(tmp_path: Path) -> None:

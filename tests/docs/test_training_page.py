@@ -54,6 +54,8 @@ def test_every_command_works_on_a_tiny_model_of_that_shape(
     [settings] = blocks(PAGE, "yaml")
     text = settings.text.replace("sft:\n", SMALL_SFT).replace("preference:\n", SMALL_PREFERENCE)
     Path("settings.yaml").write_text(text)
+    pair = {"prompt": "Two?", "chosen": "Two.", "rejected": "No."}
+    Path("pairs.jsonl").write_text(json.dumps(pair))
     Path("evaluation.jsonl").write_text('{"instruction": "Three good habits?"}\n')
     for name in ("smollm2-135m", "qwen2.5-coder-1.5b"):
         keep_base(base, tmp_path / "cache", name)

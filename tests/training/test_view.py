@@ -77,7 +77,7 @@ def test_rows_that_cannot_be_used_are_left_out_counted_and_told_why(
     ]
     with pytest.raises(PastaError, match=r"^no row to train on$") as caught:
         compiled(unusable)
-    assert caught.value.hint == "Raise --max-length or give other rows."
+    assert caught.value.hint == "Give other rows, or a larger limit of tokens."
 
 
 def test_without_topics_the_same_rows_teach_promises_that_are_closed_at_once() -> None:

@@ -14,7 +14,7 @@ import typer
 
 from pasta_decoding.cli.console import cache_folder, say
 from pasta_decoding.cli.options import Base, Without, command
-from pasta_decoding.data.rows import Question, Row, question_of, read_prompts, read_rows
+from pasta_decoding.data.rows import Question, Row, question_of, read_pairs, read_prompts, read_rows
 from pasta_decoding.errors import PastaError, errors_as, require
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.bases import named_base
@@ -85,17 +85,27 @@ def preference(
     require_training(config)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise PastaError("train preference is one process: start it without accelerate launch")
-    for name in ("prompts", "policy", "baseline"):
+    others = config.prompts or config.baseline or samples_from or config.rounds > 1
+    if config.pairs and others:
+        raise PastaError(
+            "--pairs needs no samples: leave out --prompts, --baseline, --samples-from and --rounds"
+        )
+    for name in ("policy",) if config.pairs else ("prompts", "policy", "baseline"):
         if not getattr(config, name):
             raise PastaError(f"--{name} is missing")
-    policy, baseline = (str(find_adapter(name)) for name in (config.policy, config.baseline))
+    named = (config.policy, config.baseline)
+    policy, baseline = (str(find_adapter(name)) if name else "" for name in named)
     from pasta_decoding.training.preference import PreferenceRun, settled, share_samples
 
     base = find_base(model, cache_folder(), adapter=policy)
-    config = settled(replace(config, policy=policy, baseline=baseline), base)
+    config = replace(config, policy=policy, baseline=baseline)
+    if not config.pairs:
+        config = settled(config, base)
     if samples_from is not None:
         share_samples(samples_from, out, config)
-    typer.echo(PreferenceRun(config, base, out, cache_folder()).train(prompts_of(config)))
+    run = PreferenceRun(config, base, out, cache_folder())
+    pairs = [pair for path in config.pairs for pair in read_pairs(Path(path))]
+    typer.echo(run.train_on(pairs) if config.pairs else run.train(prompts_of(config)))
 
 
 def given(context: typer.Context, file: Path | None, config: Config) -> dict[str, Any]:

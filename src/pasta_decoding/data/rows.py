@@ -1,16 +1,7 @@
 """Instruction-response rows and prompts: JSON lines or one JSON list, .gz by the file's name.
 
-A row is one JSON object, in any form in which programs keep a conversation:
-
-- `instruction` and `response`, which is ours. Alpaca's `input` and Dolly's `context` follow the
-  instruction behind a blank line, and Alpaca's `output` is the response;
-- `messages`, each with `role` and `content`, or ShareGPT's `conversations`, each with `from` and
-  `value`: the last one is the response;
-- `prompt` and `completion`, each a text or a list of messages.
-
-`system` or `system_prompt` may stand beside them; what else belongs to prompt or answer is never
-passed over. `id` and `source` may be missing. A prompt file has the same forms and needs no
-responses. Files are written whole or not at all.
+A row is one JSON object in one of the forms of `forms.py`; `id` and `source` may be missing. A
+prompt file has the same forms and needs no responses. Files are written whole or not at all.
 """
 
 from __future__ import annotations
@@ -20,27 +11,19 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pasta_decoding.data.forms import COLUMNS, Found, judged_turns_of, text_of, turns_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import to_json, written_whole
-from pasta_decoding.models.prompt import ROLES, Message
+from pasta_decoding.models.prompt import Message
 
 Parsed = TypeVar("Parsed")
-Found = Mapping[str, Any]
 _FIELDS = ("id", "source", "instruction", "response")
-_FORMS = ("instruction", "messages", "conversations", "prompt")
-_INPUTS, _SYSTEMS = ("input", "context"), ("system", "system_prompt")
-_COLUMNS = {*_FIELDS, *_FORMS, *_INPUTS, *_SYSTEMS, "history", "output", "completion"}
-# Other programs put these columns into a prompt, and these parts into a message.
-_FOREIGN = ("tools", "functions", "images")
-_FOREIGN_PARTS = ("tool_calls", "function_call", "reasoning_content", "thinking")
-_SHAREGPT = {"human": "user", "gpt": "assistant"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +94,11 @@ def numbered_rows(path: Path) -> Iterator[tuple[int, Row | PastaError]]:
     return _parsed(path, lambda found: _row(found, seen))
 
 
+def read_pairs(path: Path) -> Iterator[tuple[Row, Row]]:
+    """Yield each prompt with the answer that was chosen, and with the one that was rejected."""
+    return _sound(path, _pair)
+
+
 def read_prompts(path: Path) -> list[str]:
     """Return the prompts of a file. A conversation is refused: one question is asked."""
     return list(_sound(path, _one_question))
@@ -121,7 +109,7 @@ def read_questions(path: Path) -> list[Question]:
     seen: set[str] = set()
 
     def parse(found: Found) -> Question:
-        question = question_of(_one_question(found), _text_of(found, "dataset", "") or None)
+        question = question_of(_one_question(found), text_of(found, "dataset", "") or None)
         if not question.instruction.strip():
             raise PastaError("the prompt is empty")
         if question.id in seen:
@@ -207,92 +195,38 @@ def _json(contents: bytes) -> Any:
 
 
 def _row(found: Found, seen: set[str]) -> Row:
-    turns = _turns_of(found, answered=True)
-    if [turn.role for turn in turns[-2:]] != ["user", "assistant"]:
-        raise PastaError("the conversation does not end with a user's message and its answer")
-    *history, asked, answered = turns
-    extra = {key: value for key, value in found.items() if key not in _COLUMNS}
-    source = _text_of(found, "source", "")
-    row = Row("", source, asked.content, answered.content, extra, tuple(history))
-    derived = derived_id(row)
-    row_id = found.get("id", derived)
+    row = _answered(turns_of(found, answered=True), found)
+    row_id = found.get("id", row.id)
     row_id = str(row_id) if type(row_id) in (int, float) else row_id
-    row_id = _text_of({"id": row_id}, "id", derived)
-    if row_id in seen and row_id.startswith(derived):  # it only says what the row says
-        row_id = next(one for n in count(2) if (one := f"{derived}-{n}") not in seen)
+    row_id = text_of({"id": row_id}, "id", row.id)
+    if row_id in seen and row_id.startswith(row.id):  # it only says what the row says
+        row_id = next(one for n in count(2) if (one := f"{row.id}-{n}") not in seen)
     if not row_id or row_id in seen:
         raise PastaError(f"id {row_id!r} was used before" if row_id else "the id is empty")
     seen.add(row_id)
     return replace(row, id=row_id)
 
 
+def _answered(turns: Sequence[Message], found: Found) -> Row:
+    if [turn.role for turn in turns[-2:]] != ["user", "assistant"]:
+        raise PastaError("the conversation does not end with a user's message and its answer")
+    *history, asked, answer = turns
+    extra = {key: value for key, value in found.items() if key not in (*_FIELDS, *COLUMNS)}
+    source = text_of(found, "source", "")
+    row = Row("", source, asked.content, answer.content, extra, tuple(history))
+    return replace(row, id=derived_id(row))
+
+
+def _pair(found: Found) -> tuple[Row, Row]:
+    turns = (judged_turns_of(found, name) for name in ("chosen", "rejected"))
+    chosen, rejected = (_answered(one, found) for one in turns)
+    if chosen.conversation != rejected.conversation:
+        raise PastaError("'chosen' and 'rejected' answer different prompts")
+    return replace(chosen, id=str(found.get("id", chosen.id))), rejected
+
+
 def _one_question(found: Found) -> str:
-    turns = _turns_of(found, answered=False)
+    turns = turns_of(found, answered=False)
     if [turn.role for turn in turns] != ["user"]:
         raise PastaError("the prompt is a conversation, not one user's message")
     return turns[0].content
-
-
-def _turns_of(found: Found, *, answered: bool) -> list[Message]:
-    """Return the turns of a row, a system message first; the response last if it is `answered`."""
-    form = next((name for name in _FORMS if name in found), "instruction")
-    beside = _FOREIGN if form == "instruction" else (*_FOREIGN, *_INPUTS)
-    if foreign := [name for name in beside if found.get(name)]:
-        raise PastaError(f"{foreign[0]!r} has no place in a prompt of {form!r}")
-    if form == "instruction":
-        more = [_text_of(found, name, "") for name in _INPUTS]
-        asked = [_text_of(found, "instruction"), *filter(str.strip, more)]
-        turns = [*_messages(found, "history"), Message("user", "\n\n".join(asked))]
-        answer = "output" if "output" in found and "response" not in found else "response"
-    else:
-        turns = _messages(found, form, "user" if form == "prompt" else None)
-        answer = "completion" if form == "prompt" else form
-    if answered and answer != form:
-        turns += _messages(found, answer, "assistant")
-    told = found.get(answer) if answered else None
-    if isinstance(told, list) and told and 0 in (told[-1].get("weight"), told[-1].get("train")):
-        raise PastaError("the answer is marked as one not to learn")
-    if not answered and turns and turns[-1].role == "assistant":
-        del turns[-1]
-    if system := "\n\n".join(filter(None, (_text_of(found, name, "") for name in _SYSTEMS))):
-        if any(turn.role == "system" for turn in turns):
-            raise PastaError("'system' stands beside a system message")
-        turns = [Message("system", system), *turns]
-    return turns
-
-
-def _messages(found: Found, name: str, role: str | None = None) -> list[Message]:
-    """Return a column as turns. `role`: it may be a text as well, which that one says."""
-    turns = found.get(name, [])
-    if role and not isinstance(found.get(name), list):
-        return [Message(role, _text_of(found, name))]
-    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        raise PastaError(f"{name!r} is not a list of messages")
-    return [_message(turn) for turn in turns]
-
-
-def _message(turn: Found) -> Message:
-    role_name, content_name = ("from", "value") if "from" in turn else ("role", "content")
-    role = _text_of(turn, role_name)
-    role = _SHAREGPT.get(role, role)
-    if role not in ROLES:
-        raise PastaError(f"unknown role {role!r}: roles are {', '.join(ROLES)}")
-    if foreign := [name for name in _FOREIGN_PARTS if turn.get(name)]:
-        raise PastaError(f"{foreign[0]!r} has no place in a message")
-    if isinstance(turn.get(content_name), list):
-        with suppress(KeyError, TypeError):  # parts that are no text: told below
-            turn = {content_name: "\n".join(part["text"] for part in turn[content_name])}
-    return Message(role, _text_of(turn, content_name))
-
-
-def _text_of(found: Found, name: str, default: str | None = None) -> str:
-    value = found.get(name)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, str):
-        raise PastaError(f"{name!r} is not a string" if name in found else f"no {name!r}")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise PastaError(f"{name!r} holds half a surrogate pair") from error
-    return value

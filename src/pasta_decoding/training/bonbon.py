@@ -11,18 +11,24 @@ of DPO instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pasta_decoding.data.rows import Row
 from pasta_decoding.lang.positions import scheme_named
-from pasta_decoding.models.checkpoint import Checkpoint
+from pasta_decoding.models.load import Loaded
+from pasta_decoding.training.config import PreferenceConfig, SftConfig
 from pasta_decoding.training.sample import Sample
 from pasta_decoding.training.score import PreferencePair
+from pasta_decoding.training.sft import compile_groups
 from pasta_decoding.training.view import Example, Figures, label_logprobs
+
+Compile = Callable[[Loaded], list[Example]]
+"""Lays pairs out for a policy."""
 
 
 def beta(candidates: int) -> float:
@@ -79,9 +85,10 @@ def preference_loss(
 
 
 def lay_out_pairs(
-    checkpoint: Checkpoint, samples: Sequence[Sample], pairs: Sequence[PreferencePair]
+    samples: Sequence[Sample], pairs: Sequence[PreferencePair], loaded: Loaded
 ) -> list[Example]:
     """Lay the pairs out; the best promise the lengths that their chunks came to."""
+    checkpoint = loaded.checkpoint
     scheme, control = scheme_named(checkpoint.scheme), checkpoint.control
     sampled = {(sample.prompt, sample.number): sample for sample in samples}
     examples = []
@@ -91,6 +98,16 @@ def lay_out_pairs(
         laid = tuple(one.layout(scheme, control) for one in layouts)
         examples.append(Example(laid, candidates=pair.candidates))
     return examples
+
+
+def compile_pairs(
+    pairs: Sequence[tuple[Row, Row]], loaded: Loaded, config: PreferenceConfig
+) -> list[Example]:
+    """Lay out pairs of written answers: a chosen and a rejected one are the best and worst of 2."""
+    checkpoint: Any = loaded.checkpoint
+    scheme, topic = checkpoint.scheme, checkpoint.topic
+    settings = SftConfig(scheme=scheme, topic=topic, max_tokens=config.max_tokens)
+    return [Example(both, candidates=2) for both in compile_groups(pairs, loaded, settings)]
 
 
 def with_references(model: Any, examples: Iterable[Example], *, bf16: bool) -> list[Example]:

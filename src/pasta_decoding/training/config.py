@@ -94,6 +94,10 @@ class PreferenceConfig:
     """
 
     prompts: Annotated[tuple[str, ...], Option(help="JSONL (.gz) of prompts; repeatable.")] = ()
+    pairs: Annotated[
+        tuple[str, ...],
+        Option(help="JSONL (.gz) of prompts, each with `chosen` and `rejected`; no sampling."),
+    ] = ()
     policy: Annotated[str, Option(help="Adapter to sample from and to go on from.")] = ""
     baseline: Annotated[str, Option(help="Adapter of the baseline (`train sft --plain`).")] = ""
     engine: Annotated[

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -39,21 +39,21 @@ from pasta_decoding.data.lines import (
     refuse_other_settings,
     write_lines,
 )
-from pasta_decoding.data.rows import Question
+from pasta_decoding.data.rows import Question, Row, digest
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import copy_whole, write_json
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import default_device, holds_weights, load_base, native_dtype
 from pasta_decoding.runtime.request import Rules
-from pasta_decoding.training import score
-from pasta_decoding.training.bonbon import lay_out_pairs, preference_loss, with_references
+from pasta_decoding.training import bonbon, score
+from pasta_decoding.training.bonbon import Compile, preference_loss, with_references
 from pasta_decoding.training.config import SAMPLING, PreferenceConfig
 from pasta_decoding.training.loop import RunTrainer, training_arguments
 from pasta_decoding.training.lora import save, take_up
-from pasta_decoding.training.run import begin_run, owned, refuse_other_run, tracked
+from pasta_decoding.training.run import begin_run, figures_of, owned, refuse_other_run, tracked
 from pasta_decoding.training.sample import Sample, sample_answers
-from pasta_decoding.training.score import PreferencePair, ScoreParts
+from pasta_decoding.training.score import ScoreParts
 from pasta_decoding.training.view import tokens_of
 
 log = logging.getLogger(__name__)
@@ -109,6 +109,20 @@ class PreferenceRun:
         log.info("finished: %d rounds", config.rounds)
         return out / "adapter"
 
+    def train_on(self, pairs: Sequence[tuple[Row, Row]]) -> Path:
+        """Train on answers that somebody else has chosen and rejected; as `train` otherwise."""
+        config, out = self.config, self.out
+        inputs = {"pairs": digest(chain.from_iterable(pairs))}
+        refuse_other_run(out, config, inputs)
+        refuse_misfits(config)
+        with owned(out):
+            begin_run(out, config, inputs)
+            if not (out / "adapter").exists():
+                compile_pairs = partial(bonbon.compile_pairs, pairs, config=config)
+                self._train(out, Path(config.policy), compile_pairs)
+        log.info("finished: %s", figures_of(out / "train"))
+        return out / "adapter"
+
     def _round(
         self, number: int, policy: Path, prompts: Sequence[Question], baseline: dict[str, float]
     ) -> Path:
@@ -128,7 +142,7 @@ class PreferenceRun:
                 hint="Give more --prompts or --samples, or a larger --max-tokens.",
             )
         if not (folder / "adapter").exists():
-            self._train(folder, policy, samples, pairs)
+            self._train(folder, policy, partial(bonbon.lay_out_pairs, samples, pairs))
         return folder / "adapter"
 
     def _sample(
@@ -160,24 +174,22 @@ class PreferenceRun:
                     known[part.prompt, part.number] = part
         return [known[sample.prompt, sample.number] for sample in samples]
 
-    def _train(
-        self, folder: Path, policy: Path, samples: Sequence[Sample], pairs: Sequence[PreferencePair]
-    ) -> None:
-        """Train on the pairs, going on from the policy's own weights, and save the adapter."""
+    def _train(self, folder: Path, policy: Path, compile_examples: Compile) -> None:
+        """Train on pairs, going on from the policy's own weights, and save the adapter."""
         free_memory()
         config, whole = self.config, holds_weights(policy)
         dtype = "bfloat16" if config.bf16 and not whole else "float32"
         loaded = load_base(self.base, policy, dtype=dtype)
         model = loaded.model if whole else take_up(loaded.model, policy, seed=config.seed)
         loaded = replace(loaded, model=model.to(config.device or default_device()))
-        examples = lay_out_pairs(loaded.checkpoint, samples, pairs)
+        examples = compile_examples(loaded)
         if config.objective == "rejection":
             examples = [replace(one, layouts=one.layouts[:1]) for one in examples]
         else:
             shown = tracked(examples, "reference", len(examples))
             examples = with_references(loaded.model, shown, bf16=config.bf16)
         tokens = tokens_of(example.layouts for example in examples)
-        log.info("%s: %d pairs, %d tokens", folder.name, len(pairs), tokens)
+        log.info("%s: %d pairs, %d tokens", folder.name, len(examples), tokens)
         # The order of all epochs is fixed in advance, so that a resumed run sees the same one.
         generator = torch.Generator().manual_seed(config.seed)
         orders = [torch.randperm(len(examples), generator=generator) for _ in range(config.epochs)]
@@ -204,7 +216,7 @@ def refuse_misfits(config: PreferenceConfig) -> None:
             f"{policy} was not trained for the join kv, under which stage 2 samples and trains",
             hint="pasta train sft --join kv --join text",
         )
-    adapters = [one for one in (policy, baseline) if not holds_weights(one)]
+    adapters = [one for one in (policy, baseline) if one.name and not holds_weights(one)]
     if len({replace(checkpoints.load(adapter).base, name="") for adapter in adapters}) > 1:
         raise PastaError(
             f"{policy} and {baseline} were trained on different base models",

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -136,25 +137,40 @@ def load_trainable(base: Path, config: SftConfig) -> Loaded:
 
 def compile_rows(rows: Sequence[Row], loaded: Loaded, config: SftConfig) -> list[Layout]:
     """Lay out the rows that teach something. Raises PastaError if none is left."""
+    return list(chain.from_iterable(compile_groups(((row,) for row in rows), loaded, config)))
+
+
+def compile_groups(
+    groups: Iterable[Sequence[Row]], loaded: Loaded, config: SftConfig
+) -> list[list[Layout]]:
+    """Lay out rows that belong together, and none of them where one teaches nothing.
+
+    Raises PastaError if no group is left.
+    """
     control = loaded.checkpoint.control
     encoder = PromptEncoder(loaded.tokenizer, forbidden_ids=control.ids)
     added = loaded.tokenizer.added_tokens_decoder.values()
     special = tuple(one.content for one in added if one.special)
-    layouts: list[Layout] = []
+    found: list[list[Layout]] = []
     left_out: dict[str, list[str]] = {}
-    for row in rows:
+    for rows in groups:
+        laid: list[Layout] = []
         try:
-            _refuse_rendered(row, special)
-            segments = segments_of(_taught(row.response, config), control, encoder.encode_text)
-            prompt = encoder.encode(row.conversation)
-            layouts += compile_answer(prompt, segments, control.async_close, loaded.end, config)
+            for row in rows:
+                _refuse_rendered(row, special)
+                segments = segments_of(_taught(row.response, config), control, encoder.encode_text)
+                prompt = encoder.encode(row.conversation)
+                laid += compile_answer(prompt, segments, control.async_close, loaded.end, config)
+            if len(rows) > 1 and laid[0] == laid[1]:
+                raise PastaError("both answers are the same")
+            found.append(laid)
         except PastaError as reason:
-            left_out.setdefault(str(reason), []).append(row.id)
+            left_out.setdefault(str(reason), []).append(rows[0].id)
     for why, ids in left_out.items():
         log.info("%d rows left out, the first is %s: %s", len(ids), ids[0], why)
-    if not layouts:
-        raise PastaError("no row to train on", hint="Raise --max-length or give other rows.")
-    return layouts
+    if not found:
+        raise PastaError("no row to train on", hint="Give other rows, or a larger limit of tokens.")
+    return found
 
 
 def _refuse_rendered(row: Row, special: tuple[str, ...]) -> None:
