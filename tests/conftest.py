@@ -79,7 +79,7 @@ def default_model() -> Path:
 @pytest.fixture(scope="session")
 def default_tokenizer(default_model: Path) -> PreTrainedTokenizerBase:
     """Return the default model's tokenizer. Shared: do not change it."""
-    from pasta_decoding.models.load import load_tokenizer
+    from pasta_decoding.models.pretrained import load_tokenizer
 
     tokenizer: PreTrainedTokenizerBase = load_tokenizer(default_model)
     return tokenizer

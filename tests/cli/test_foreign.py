@@ -44,8 +44,17 @@ def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Change:
     return rewrite
 
 
+QUANTISED: dict[str, dict[str, object]] = {
+    "bitsandbytes": {"load_in_4bit": True},
+    "gptq": {"bits": 4, "group_size": 128},
+    "awq": {"bits": 4, "group_size": 128},
+    "compressed-tensors": {"format": "pack-quantized"},
+}
 MODELS: list[tuple[Change, str]] = [
-    (settings(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}), LOAD),
+    *(
+        (settings(quantization_config={"quant_method": method, **more}), LOAD)
+        for method, more in QUANTISED.items()
+    ),
     (settings(auto_map={"AutoConfig": "x.Config"}, model_type="x"), LOAD),
     (settings(num_attention_heads=0), LOAD),
     (settings(hidden_size="x"), LOAD),

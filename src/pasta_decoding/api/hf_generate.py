@@ -167,7 +167,8 @@ def _loaded(model: Any, tokenizer: Any, config: Any) -> Loaded:
     from transformers.utils.hub import cached_file
 
     from pasta_decoding.models import checkpoint as checkpoints
-    from pasta_decoding.models.load import checked, eos_ids, load_tokenizer
+    from pasta_decoding.models.load import checked, eos_ids
+    from pasta_decoding.models.pretrained import load_tokenizer
 
     name = model.name_or_path
     found = cached_file(

@@ -23,7 +23,8 @@ from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.bases import default_cache
-from pasta_decoding.models.load import load_config, load_gguf, load_model, native_dtype
+from pasta_decoding.models.load import load_gguf, load_model, native_dtype
+from pasta_decoding.models.pretrained import load_config
 from pasta_decoding.runtime.decoder import Decoder, LocalDecoder, decoder_over
 
 log = logging.getLogger(__name__)

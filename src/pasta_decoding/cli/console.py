@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.models.bases import default_cache
-from pasta_decoding.models.load import load_tokenizer
+from pasta_decoding.models.pretrained import load_tokenizer
 from pasta_decoding.models.pull import find_base
 from pasta_decoding.runtime.events import Closed, Delta, Event, Finished, Opened, Synced
 

@@ -37,6 +37,9 @@ def obstacle(config: Any) -> str | None:
         return f"it is of the family {config.model_type}"
     if other := rope_types(config.rope_parameters) - ROPES:
         return f"its rotary positions are {', '.join(sorted(other))}"
+    activation = getattr(config, "hidden_act", None) or config.hidden_activation
+    if activation != ("gelu_pytorch_tanh" if config.model_type == "gemma3_text" else "silu"):
+        return f"its activation is {activation}"
     capped = any(getattr(config, f"{one}_logit_softcapping", None) for one in ("attn", "final"))
     if capped or getattr(config, "use_bidirectional_attention", None):
         return "it caps its scores or attends in both directions"

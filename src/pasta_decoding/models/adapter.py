@@ -24,7 +24,7 @@ _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 _ROWS = ".token_adapter.trainable_tokens_delta"
 # Settings that change the meaning of weights whose names are the same.
 _FOREIGN = ("use_dora", "fan_in_fan_out", "layer_replication", "rank_pattern", "alpha_pattern",
-            "alora_invocation_tokens")  # fmt: skip
+            "alora_invocation_tokens", "target_parameters")  # fmt: skip
 
 Added = dict[str, tuple["Tensor", "Tensor"]]
 """What is added to the weights of layers, by their names: down_RI and up_OR, for up @ down."""
@@ -91,11 +91,7 @@ def _read_adapter(folder: Path) -> tuple[Added, Rows]:
     from safetensors.torch import load_file
 
     settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    if foreign := [name for name in _FOREIGN if settings.get(name)]:
-        raise PastaError(
-            f"the adapter in {folder} uses {', '.join(foreign)}, which Pasta does not merge: "
-            "merge it with peft"
-        )
+    refuse_foreign(settings, f"the adapter in {folder}")
     rank = math.sqrt(settings["r"]) if settings.get("use_rslora") else settings["r"]
     found = load_file(folder / "adapter_model.safetensors")
     weights = {name.removeprefix("base_model.model."): one for name, one in found.items()}
@@ -115,6 +111,12 @@ def _read_adapter(folder: Path) -> tuple[Added, Rows]:
     if EMBEDDINGS in rows:  # trained on a copy of the base whose head is tied
         rows.setdefault(HEAD, rows[EMBEDDINGS])
     return low_rank, rows
+
+
+def refuse_foreign(settings: Mapping[str, Any], what: str) -> None:
+    """Raise PastaError for LoRA whose settings change what its weights mean."""
+    if foreign := [name for name in _FOREIGN if settings.get(name)]:
+        raise PastaError(f"{what} uses {', '.join(foreign)}, which Pasta does not merge")
 
 
 def _refuse_unsound(low_rank: Added, rows: Rows, rank: int) -> None:

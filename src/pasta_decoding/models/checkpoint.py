@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -177,6 +177,13 @@ def describe(model: Any, tokenizer: Any, control: ControlTokens, *, name: str) -
     """Return the record to be saved beside an adapter trained on `model` with `control`."""
     texts = {token: tokenizer.convert_ids_to_tokens(token) for token in sorted(control.ids)}
     return Checkpoint(describe_base(model, name), control, texts)
+
+
+def describe_merged(model: Any, checkpoint: Checkpoint) -> Checkpoint:
+    """Return the record of a whole model, whose table may have grown for the control tokens."""
+    base = checkpoint.base
+    grown = model.config.vocab_size != base.vocabulary_size
+    return replace(checkpoint, base=describe_base(model, base.name)) if grown else checkpoint
 
 
 def to_json(checkpoint: Checkpoint) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,13 +32,6 @@ Quantize = Callable[[Path, Path, str], None]
 CARD = "README.md"
 RECIPE = "custom_generate"
 """Where transformers looks for the way in which a model wants to be decoded."""
-_GENERATE = """\
-# How transformers has this model write the independent parts of an answer at the same time.
-
-from pasta_decoding import generate
-
-__all__ = ["generate"]
-"""
 _TAGS = ("pasta-decoding", "parallel-decoding", RECIPE)
 _RELATIVE_LINK = re.compile(r"\[([^\]]*)\]\((?!https?://|#)[^)]*\)")
 
@@ -88,7 +82,8 @@ def cached_name(base: Path, adapter: Path | None, form: str) -> str:
         checkpoints.load(adapter)  # what is no checkpoint is refused first
     digest = hashlib.sha256(f"{FORMAT} {form}".encode())
     for one in (base,) if adapter is None else (adapter, base):
-        files = [one] if one.is_file() else [*one.glob("*.safetensors"), *one.glob("*.json")]
+        kinds = ("*.safetensors", "*.bin", "*.json")
+        files = [one] if one.is_file() else [path for kind in kinds for path in one.glob(kind)]
         for path in sorted(files):
             state = path.stat()
             digest.update(f"{path.resolve()} {state.st_size} {state.st_mtime_ns}".encode())
@@ -116,9 +111,9 @@ def write_beside_weights(loaded: Loaded, folder: Path, adapter: Path | None = No
     settings.save_pretrained(folder)
     (folder / CARD).write_text(model_card(loaded.checkpoint, adapter), encoding="utf-8")
     (folder / RECIPE).mkdir()
-    (folder / RECIPE / "generate.py").write_text(_GENERATE, encoding="utf-8")
+    shutil.copyfile(Path(__file__).with_name(f"{RECIPE}.txt"), folder / RECIPE / "generate.py")
     (folder / RECIPE / "requirements.txt").write_text("pasta-decoding\n", encoding="utf-8")
-    checkpoints.save(loaded.checkpoint, folder)
+    checkpoints.save(checkpoints.describe_merged(loaded.model, loaded.checkpoint), folder)
 
 
 def model_card(checkpoint: Checkpoint, adapter: Path | None = None) -> str:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pasta_decoding.errors import PastaError
 from pasta_decoding.gguf_file import WIDTHS, module_names, refuse_unread
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.load import Loaded, load_config
+from pasta_decoding.models.load import Loaded
+from pasta_decoding.models.pretrained import load_config, template_end
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -68,7 +69,8 @@ def write_gguf(loaded: Loaded, path: Path, *, float_type: str = "F16") -> None:
     """
     from gguf import GGMLQuantizationType, GGUFWriter, quantize
 
-    config, checkpoint = loaded.model.config, loaded.checkpoint
+    config = loaded.model.config
+    checkpoint = checkpoints.describe_merged(loaded.model, loaded.checkpoint)
     _check_model(config)
     banned = sorted(checkpoint.control.ids)
     writer = GGUFWriter(path, arch=config.model_type)
@@ -109,6 +111,10 @@ def _check_model(config: Any) -> None:
         raise _untranslated(f"{config.model_type} models", FAMILIES)
     if (kind := config.rope_parameters["rope_type"]) not in _ROPES:
         raise _untranslated(f"rotary positions of type {kind!r}", _ROPES)
+    if config.hidden_act != "silu":
+        raise _untranslated(f"the activation {config.hidden_act!r}", ["silu"])
+    if {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}:
+        raise _untranslated("sliding windows", ["full attention"])
 
 
 def _pre_tokenizer_name(description: Mapping[str, Any]) -> str:
@@ -231,16 +237,8 @@ def read_ends(file: GgufFile, tokenizer: PreTrainedTokenizerFast) -> frozenset[i
 
     Files of the field name the end of a text where their model ends a turn with another token.
     """
-    talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "PastaAnswer"}]
-    try:
-        rendered = tokenizer.chat_template and tokenizer.apply_chat_template(talk, tokenize=False)
-    except Exception:  # noqa: BLE001  somebody else's template
-        rendered = None  # encoding a prompt reports why
-    behind = str(rendered or "").partition("PastaAnswer")[2].lstrip()
-    first = tokenizer.encode(behind, add_special_tokens=False)[:1]
     ids = {_special(file, role) for role in ("eos", "eot", "eom")}
-    ids |= {*first} & {*tokenizer.get_added_vocab().values()}
-    return frozenset(id_ for id_ in ids if id_ is not None)
+    return frozenset(one for one in (*ids, template_end(tokenizer)) if one is not None)
 
 
 def _special(file: GgufFile, name: str) -> int | None:

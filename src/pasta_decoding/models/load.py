@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pasta_decoding.errors import PastaError, errors_as
+from pasta_decoding.errors import PastaError
 from pasta_decoding.files import sha256
 from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.models import checkpoint as checkpoints
@@ -20,6 +19,13 @@ from pasta_decoding.models.checkpoint import (
     Unloaded,
     add_missing_tokens,
     choose_tokens,
+)
+from pasta_decoding.models.pretrained import (
+    errors_of,
+    from_pretrained,
+    load_config,
+    load_tokenizer,
+    template_end,
 )
 
 DEFAULT_ADAPTER = BASES[DEFAULT_MODEL].adapter
@@ -55,8 +61,8 @@ class Loaded:
             raise PastaError(
                 "the model's generation_config.json names no token that ends an answer"
             )
-        own: Any = self.tokenizer.eos_token_id
-        return own if own in self.eos_ids else min(self.eos_ids)
+        own = (template_end(self.tokenizer), self.tokenizer.eos_token_id)
+        return next((one for one in own if one in self.eos_ids), min(self.eos_ids))
 
 
 # Which files
@@ -150,31 +156,19 @@ def load_base(
         kind = getattr(transformers, read.model.config.architectures[0])
         # Each weight is dequantised when it is asked for.
         settings |= {"config": read.model.config, "state_dict": file.weights}
-        model = _from_pretrained(kind, source, None, settings)
+        model = from_pretrained(kind, source, None, settings)
         model.name_or_path = model.config.name_or_path = ""  # peft looks "None" up on the hub
         return replace(read, model=model, added={})
     record = None if adapter is None else checkpoints.load(adapter)  # refused before weights load
     tokenizer = load_tokenizer(source)
-    model = _from_pretrained(transformers.AutoModelForCausalLM, source, source, settings)
+    settings["config"] = load_config(source)
+    model = from_pretrained(transformers.AutoModelForCausalLM, source, source, settings)
     ends = eos_ids(model.generation_config, tokenizer)
     loaded = checked(model, tokenizer, ends, record, source.name)
     rows = max(loaded.checkpoint.control.ids) + 1
     if rows > model.get_input_embeddings().weight.shape[0]:
         model.resize_token_embeddings(rows)
     return loaded
-
-
-def _from_pretrained(kind: Any, source: Path, folder: Path | None, settings: dict[str, Any]) -> Any:
-    """Return a model of this class. Raises PastaError for weights that do not fit it."""
-    with errors_as(f"the model in {source} cannot be loaded", Exception):
-        model, told = kind.from_pretrained(
-            folder, trust_remote_code=False, output_loading_info=True, **settings
-        )
-        beyond = [name for name in told["unexpected_keys"] if ".layers." in name]
-        for what, names in (("misses", told["missing_keys"]), ("has no place for", beyond)):
-            if names:
-                raise ValueError(f"it {what} {min(names)} (tensors in all: {len(names)})")
-    return model
 
 
 def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> Loaded:
@@ -213,7 +207,7 @@ def load_gguf(file: GgufFile, adapter: Path | None) -> Loaded:
 
 
 def load_metadata(base: Path, adapter: Path | None) -> Loaded:
-    """Load all but the weights; the config is the text model's, with the adapter's added tokens.
+    """Load all but the weights; the config counts the adapter's added tokens.
 
     It cannot check which model a server has.
     """
@@ -224,15 +218,14 @@ def load_metadata(base: Path, adapter: Path | None) -> Loaded:
         return load_gguf(GgufFile(source), adapter)
     record = None if adapter is None else checkpoints.load(adapter)
     tokenizer, config = load_tokenizer(source), load_config(source)
-    with _load_errors("settings", source):
+    with errors_of("settings", source):
         has_own = (source / "generation_config.json").is_file()
         settings = GenerationConfig.from_pretrained(source) if has_own else config
     ends = eos_ids(settings, tokenizer)
     loaded = checked(Unloaded(config, {}), tokenizer, ends, record, base.name)
-    text = config.get_text_config()
     if adapter is not None:  # a base model that is served as it is has no tokens added
-        text.vocab_size = max(text.vocab_size, max(loaded.checkpoint.control.ids) + 1)
-    return replace(loaded, model=Unloaded(text, {}))
+        config.vocab_size = max(config.vocab_size, max(loaded.checkpoint.control.ids) + 1)
+    return loaded
 
 
 def checked(
@@ -259,33 +252,3 @@ def eos_ids(settings: Any, tokenizer: Any) -> frozenset[int]:
                 f"the model's settings end answers with {one!r}, which is no token's id"
             )
     return frozenset(found)
-
-
-def load_config(folder: Path) -> Any:
-    from transformers import AutoConfig
-
-    with _load_errors("settings", folder):
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-
-
-def load_tokenizer(base: Path) -> Any:
-    """Load the tokenizer of a model's folder or GGUF file alone, without its weights."""
-    from transformers import AutoTokenizer
-
-    if base.suffix == ".gguf":
-        from pasta_decoding.models.gguf import read_tokenizer
-
-        return read_tokenizer(GgufFile(base))
-    with _load_errors("tokenizer", base):
-        return AutoTokenizer.from_pretrained(base, trust_remote_code=False)
-
-
-def _load_errors(what: str, folder: Path) -> AbstractContextManager[None]:
-    """Name the folder in whatever a library raises for the files of somebody else."""
-    if not folder.exists():
-        raise PastaError(f"{folder} is neither a folder nor a name on the hub, OWNER/NAME")
-    if (folder / "adapter_config.json").is_file():
-        raise PastaError(f"{folder} holds an adapter, not a model: name it with --adapter")
-    if not (folder / "config.json").is_file():
-        raise PastaError(f"{folder} holds no model")
-    return errors_as(f"the {what} in {folder} cannot be loaded", Exception)

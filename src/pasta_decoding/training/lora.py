@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import written_whole
 from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.adapter import refuse_foreign
 from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.models.export import write_beside_weights
 from pasta_decoding.models.load import Loaded
@@ -22,6 +24,7 @@ from pasta_decoding.training.config import SftConfig
 def add_lora(model: Any, control: ControlTokens, config: SftConfig) -> Any:
     """Put LoRA on every linear layer, or on those named; make the control-token rows trainable.
 
+    In a mixture of experts, whose weights are one tensor each, it goes on attention alone.
     An output layer that is not tied to the embeddings has rows of its own, which are trained as
     well: spare tokens of a vocabulary were never trained, and their rows are often all the same.
     """
@@ -36,12 +39,25 @@ def add_lora(model: Any, control: ControlTokens, config: SftConfig) -> Any:
     settings = LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha or 2 * config.lora_rank,
-        target_modules=list(config.lora_targets) or "all-linear",
+        target_modules=list(config.lora_targets) or _all_layers(model),
         trainable_token_indices={layer: sorted(control.ids) for layer in layers},
         task_type="CAUSAL_LM",
     )
     with errors_as(f"{model.config.model_type} cannot be trained with LoRA", TypeError, ValueError):
-        return get_peft_model(model, settings)
+        found = get_peft_model(model, settings)
+    refuse_foreign(vars(settings), f"LoRA on these layers of {model.config.model_type}")
+    settings.base_model_name_or_path = ""  # else peft saves whole tables that have grown
+    return found
+
+
+def _all_layers(model: Any) -> list[str] | str:
+    if all(one.ndim < 3 for one in model.parameters()):
+        return "all-linear"
+    logging.getLogger(__name__).info(
+        "LoRA is put on attention: the weights of experts stay as they are"
+    )
+    layers = (name for name, one in model.named_modules() if isinstance(one, torch.nn.Linear))
+    return sorted({name.rpartition(".")[2] for name in layers if "attn" in name})
 
 
 def take_up(model: Any, adapter: Path, *, seed: int, rank: int | None = None) -> Any:
@@ -51,13 +67,14 @@ def take_up(model: Any, adapter: Path, *, seed: int, rank: int | None = None) ->
     torch.manual_seed(seed)
     found = PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
     settings: Any = found.peft_config["default"]
+    refuse_foreign(vars(settings), f"the adapter in {adapter}")
     if rank not in (None, settings.r):
         raise PastaError(
             f"{adapter} has LoRA of rank {settings.r}, which stays",
             hint=f"Give --lora-rank {settings.r}.",
         )
     # Its own name for the base is one of a hub, where peft would look whenever it saves.
-    settings.base_model_name_or_path = model.name_or_path
+    settings.base_model_name_or_path = ""
     return found
 
 
