@@ -111,7 +111,7 @@ class EngineConfig:
     adapter: Annotated[str | None, "Name or folder; `none` for the model alone."] = None
     model: Annotated[Path | None, "Base or merged model: folder, hub name or GGUF file."] = None
     engine: Annotated[str, "auto, fast, torch, llama or remote."] = "auto"
-    join: Annotated[Joining | None, "How main reads finished chunks; else as trained."] = None
+    join: Annotated[Joining | None, "How the main thread reads chunks; else as trained."] = None
     dtype: Annotated[
         str, "auto, float32, bfloat16; llama: float16, Q8_0, Q6_K, Q5_K_M, Q4_K_M, Q4_0."
     ] = "auto"

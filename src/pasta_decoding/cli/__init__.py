@@ -22,19 +22,19 @@ from pasta_decoding import __version__
 from pasta_decoding.errors import PastaError
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "run": ("run:run", "Answer a question; independent parts are written side by side."),
-    "chat": ("run:chat", "Talk with the model; each answer sees what was said before it."),
+    "run": ("run:run", "Answer a question; threads write independent parts at the same time."),
+    "chat": ("run:chat", "Chat with the model; each answer sees the conversation before it."),
     "compare": ("run:compare", "Answer in parallel and sequentially, side by side."),
     "serve": ("serve:serve", "Serve OpenAI's clients, and a page that shows the threads."),
-    "models": ("models:models", "List known models, adapters and what the cache holds."),
-    "pull": ("models:pull", "Fetch a known base model into the cache, once."),
+    "models": ("models:models", "List known models, adapters and the files of the cache."),
+    "pull": ("models:pull", "Download a known base model into the cache, once."),
     "export": ("models:export", "Write base model and adapter as one."),
     "lint": ("data:lint", "Report every broken annotation, as a compiler does."),
     "annotate": ("annotate:annotate", "Annotate responses with promises, chunks and syncs."),
     "data build": ("data:build", "Make a training set."),
     "data report": ("data:report", "Describe a training set."),
     "train sft": ("train:sft", "Stage 1: supervised fine-tuning on annotated responses."),
-    "train preference": ("train:preference", "Stage 2: prefer fast and good answers."),
+    "train preference": ("train:preference", "Stage 2: train for speed and quality."),
     "eval generate": ("eval:generate", "Answer prompts by several methods; keep records."),
     "eval report": ("eval:report", "Compare the methods on one page."),
 }

@@ -27,7 +27,7 @@ def lint(
             help="JSONL (.gz) with annotated rows, or text files with one response each."
         ),
     ],
-    no_topic: Annotated[bool, typer.Option("--no-topic", help="Promises need no topic.")] = False,
+    no_topic: Annotated[bool, typer.Option("--no-topic", help="Accept missing topics.")] = False,
 ) -> None:
     """Report every broken annotation as `file:line:column: rule: message`, as a compiler does.
 

@@ -32,10 +32,10 @@ GGUF_WARNING = (
 def models(
     clean: Annotated[
         bool,
-        typer.Option("--clean", help="Remove exported files; they are written anew when needed."),
+        typer.Option("--clean", help="Remove exported files; Pasta rewrites them when needed."),
     ] = False,
 ) -> None:
-    """List known base models, shipped adapters, and what the cache holds with its size."""
+    """List known base models, shipped adapters, and the files of the cache with their sizes."""
     cache = cache_folder()
     found = sorted(kept(cache), key=lambda one: (-one[2], one[1]))
     if clean:
@@ -62,7 +62,7 @@ def models(
 def pull(
     name: Annotated[str | None, typer.Argument(help=f"One of {', '.join(BASES)}.")] = None,
 ) -> None:
-    """Fetch a known base model into the cache, once; without a name, the default adapter's."""
+    """Download a known base model into the cache, once. Default: the default adapter's base."""
     cache = cache_folder()
     typer.echo(fetch(cache, name or known_base(default_adapter(cache, os.environ))))
 
@@ -78,7 +78,7 @@ def export(
         Literal["gguf", "hf"], typer.Option(help="llama.cpp's file format, or Hugging Face's.")
     ] = "gguf",
     dtype: Annotated[
-        str, typer.Option(help="Number format of a GGUF, as of `pasta run`; auto is float16.")
+        str, typer.Option(help="Number format of a GGUF file, as in `pasta run`; auto is float16.")
     ] = "auto",
     model: Base = None,
 ) -> None:

@@ -66,7 +66,7 @@ def run(
     generation: GenerationConfig,
     engine: Annotated[EngineConfig, Without({"max_model_len", "cache_tokens"})],
 ) -> None:
-    """Answer a question; independent parts of the answer are written side by side."""
+    """Answer a question; threads write independent parts of the answer at the same time."""
     generation, engine = replace(generation, parallel=not sequential), with_default(engine)
     question = asked(prompt, system)
     if show and as_json:
@@ -139,7 +139,7 @@ def chat(
     generation: Annotated[GenerationConfig, FEW_OF_ANSWER],
     engine: Annotated[EngineConfig, FEW_OF_ENGINE],
 ) -> None:
-    """Talk with the model; each answer sees what was said before it."""
+    """Chat with the model; each answer sees the conversation before it."""
     history, show = opening(system), False
     with Model(opened_decoder(with_default(engine))) as model:
         say("Ctrl-C stops an answer, Ctrl-D leaves, /help names the commands.")

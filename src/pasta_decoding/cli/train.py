@@ -80,7 +80,7 @@ def preference(
     *,
     config: Annotated[PreferenceConfig, _PREFERENCE_KEYS],
 ) -> None:
-    """Stage 2: prefer fast and good among sampled answers (BoNBoN), in rounds."""
+    """Stage 2: train on the best and worst of sampled answers (BoNBoN), in rounds."""
     config = PreferenceConfig(**given(context, file, config))
     require_training(config)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

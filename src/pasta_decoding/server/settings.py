@@ -16,13 +16,13 @@ class Settings:
     hosts:  names of the server besides localhost; None allows any.
     """
 
-    host: Annotated[str, Option(help="Address; only this machine's is safe without a key.")] = (
-        "127.0.0.1"
-    )
+    host: Annotated[
+        str, Option(help="Address to listen on; only this machine's is safe without a key.")
+    ] = "127.0.0.1"
     port: Annotated[int, Option(help="Port; 0 takes a free one.")] = 8000
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        Option(metavar="LEVEL", help="`info` writes a line for each request; or debug, error."),
+        Option(metavar="LEVEL", help="debug, info (a line for each request), warning or error."),
     ] = "warning"
     api_key: Annotated[
         str | None,
@@ -30,7 +30,7 @@ class Settings:
     ] = None
     origins: Annotated[
         tuple[str, ...],
-        Option("--allow-origin", help="Allow web pages from this origin to ask; * allows any."),
+        Option("--allow-origin", help="Allow requests from pages of this origin; * allows any."),
     ] = ()
     answer_tokens: Annotated[
         int, Option("--max-tokens", min=1, help="Token limit of requests that set none.")
@@ -47,5 +47,5 @@ class Load:
     max_requests: Annotated[int, Option(min=1, help="Answers written at the same time.")] = 16
     max_queue: int = 64
     target_ms_per_token: Annotated[
-        float, Option(min=0, help="Write fewer threads where a step would take longer; 0 = off.")
+        float, Option(min=0, help="Run fewer threads if a step would take longer; 0 = off.")
     ] = 0.0

@@ -43,13 +43,13 @@ class SftConfig:
 
     data: Annotated[tuple[str, ...], Option(help="Annotated JSONL (.gz); may be repeated.")] = ()
     base_name: Annotated[str, Key(help="What the adapter calls its base.")] = ""
-    start: Annotated[str | None, Option(help="Adapter or run folder to go on from.")] = None
-    plain: Annotated[bool, Option("--plain", help="Take the tags out: the baseline.")] = False
+    start: Annotated[str | None, Option(help="Adapter or run folder to continue from.")] = None
+    plain: Annotated[bool, Option("--plain", help="Train without the tags: the baseline.")] = False
     scheme: Annotated[str, Key(help=f"Positions: {', '.join(SCHEMES)}.")] = "shared-max"
     topic: Annotated[Literal["required", "none"], Key(help="none: take topics out.")] = "required"
     joins: Annotated[
         tuple[Joining, ...],
-        Option("--join", help="How main sees chunks: kv; text for servers. May be repeated."),
+        Option("--join", help="How chunks are read: kv; text for servers. May be repeated."),
     ] = (Joining.kv,)
     epochs: Annotated[int, Option(min=1, help="Passes over the rows.")] = 3
     max_steps: Annotated[int | None, Option(min=1, help="Optimiser steps at most.")] = None
@@ -62,10 +62,10 @@ class SftConfig:
     load_in_4bit: Annotated[bool, Key(help="4-bit base under LoRA (QLoRA); needs a GPU.")] = False
     max_tokens: Annotated[int, Option("--max-length", min=8, help="Longest row in tokens.")] = 512
     pack_tokens: Annotated[int, Option(min=8, help="Tokens of one forward pass.")] = 320
-    packs_per_step: Annotated[int, Option(min=1, help="Packs of an optimiser step, in all.")] = 6
+    packs_per_step: Annotated[int, Option(min=1, help="Packs of a step, in all processes.")] = 6
     save_every_steps: SaveEvery = 50
-    eval_data: Annotated[tuple[str, ...], Option(help="Held-out JSONL (.gz), for its loss.")] = ()
-    seed: Annotated[int, Option(min=0, help="Seed of order and of new weights.")] = 0
+    eval_data: Annotated[tuple[str, ...], Option(help="Held-out JSONL (.gz): log its loss.")] = ()
+    seed: Annotated[int, Option(min=0, help="Seed of row order and new weights.")] = 0
     bf16: Bf16 = True
     gradient_checkpointing: Annotated[bool, Key(help="Less memory, a third more time.")] = False
     try_prompts: Annotated[int, Key(min=0, help="Prompts to answer at the end.")] = 5
@@ -98,7 +98,7 @@ class PreferenceConfig:
         tuple[str, ...],
         Option(help="JSONL (.gz) of prompts, each with `chosen` and `rejected`; no sampling."),
     ] = ()
-    policy: Annotated[str, Option(help="Adapter to sample from and to go on from.")] = ""
+    policy: Annotated[str, Option(help="Adapter to sample from and to train.")] = ""
     baseline: Annotated[str, Option(help="Adapter of the baseline (`train sft --plain`).")] = ""
     engine: Annotated[
         Literal["auto", "fast", "torch", "llama"], Option(help="Engine that decodes the samples.")
@@ -111,9 +111,9 @@ class PreferenceConfig:
     ] = "bonbon"
     lambda_: Annotated[
         float | None,
-        Option("--lambda", min=0, callback=_finite, help="Weight of quality; `inf`: nothing else."),
+        Option("--lambda", min=0, callback=_finite, help="Weight of quality; `inf`: only quality."),
     ] = 1.0
-    rounds: Annotated[int, Option(min=1, help="Each samples from the adapter before.")] = 1
+    rounds: Annotated[int, Option(min=1, help="Each samples from the last adapter.")] = 1
     samples: Annotated[int, Option(min=2, help="Answers sampled for each prompt.")] = 8
     temperature: Annotated[float, Key(min=0.1, max=100, help="Of the samples.")] = 1.0
     baseline_samples: Annotated[int, Key(min=1, help="The baseline's answers a prompt.")] = 4
