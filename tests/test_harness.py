@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from statistics import geometric_mean
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,11 +98,6 @@ def test_requests_with_different_settings_come_back_in_their_order(
     assert texts == [one.text for one in own]
     pairs = [(one.args, text) for one, text in zip(asked, texts, strict=True)]
     assert sorted(kept, key=str) == sorted(pairs, key=str)
-    told = tiny.get_model_info()
-    assert (told["answers_written"], told["parallel"]) == (5, True)
-    assert told["tokens_per_step"] == pytest.approx(
-        geometric_mean(one.tokens_per_step for one in own)
-    )
 
 
 TASK = """

@@ -1,6 +1,5 @@
 """The plugin for `llm`: its models answer as the front door does."""
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
@@ -14,12 +13,12 @@ from tests.checkpoint import TinyCheckpoint
 
 llm = pytest.importorskip("llm")
 QUESTION = "What are three good habits?"
-Models = tuple[Any, Any, pasta.Model]
+Models = tuple[Any, pasta.Model]
 
 
 @pytest.fixture(scope="module")
 def models(tiny_checkpoint: TinyCheckpoint) -> Iterator[Models]:
-    """Give the blocking and the async model over the tiny checkpoint, and that itself."""
+    """Give the plugin's model over the tiny checkpoint, and that itself."""
     from pasta_decoding import llm_plugin
 
     with (
@@ -27,13 +26,13 @@ def models(tiny_checkpoint: TinyCheckpoint) -> Iterator[Models]:
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(llm_plugin, "_loaded", lambda _adapter: tiny)
-        yield llm_plugin.PastaModel("tiny"), llm_plugin.AsyncPastaModel("tiny"), tiny
+        yield llm_plugin.PastaModel("tiny"), tiny
 
 
-def test_both_models_stream_what_the_front_door_answers(models: Models) -> None:
-    blocking, waiting, tiny = models
+def test_the_model_streams_what_the_front_door_answers(models: Models) -> None:
+    plugin, tiny = models
     expected = tiny.answer(QUESTION, max_tokens=60)
-    response = blocking.prompt(QUESTION, max_tokens=60)
+    response = plugin.prompt(QUESTION, max_tokens=60)
     pieces = list(response)
     assert "".join(pieces) == expected.text
     assert len(pieces) > 1
@@ -42,24 +41,18 @@ def test_both_models_stream_what_the_front_door_answers(models: Models) -> None:
         expected.usage.prompt_tokens,
         expected.usage.plain_tokens,
     )
-    assert blocking.prompt(QUESTION, stream=False, max_tokens=60).text() == expected.text
-
-    async def ask(stream: bool) -> list[str]:
-        return [piece async for piece in waiting.prompt(QUESTION, stream=stream, max_tokens=60)]
-
-    assert "".join(asyncio.run(ask(True))) == expected.text
-    assert asyncio.run(ask(False)) == [expected.text]
+    assert plugin.prompt(QUESTION, stream=False, max_tokens=60).text() == expected.text
 
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_conversation_and_a_system_prompt_are_handed_on(kept: bool, models: Models) -> None:
     """`llm -c` goes on in another process, which has kept messages and no responses."""
-    blocking, _, tiny = models
-    talk = blocking.conversation()
+    plugin, tiny = models
+    talk = plugin.conversation()
     first = talk.prompt("Hello.", system="Be brief.", max_tokens=20).text()
     if kept:
         messages = [*talk.responses[0].prompt.messages, *talk.responses[0].messages()]
-        talk = blocking.conversation()
+        talk = plugin.conversation()
         talk.loaded_messages = messages
     second = talk.prompt("And now?", max_tokens=20).text()
     turns = [
@@ -73,16 +66,15 @@ def test_a_conversation_and_a_system_prompt_are_handed_on(kept: bool, models: Mo
 
 def test_options_are_those_of_the_front_door_and_reach_it(models: Models) -> None:
     """All of them but `logit_bias`, whose ids nobody types; and no default of its own."""
-    blocking, waiting, tiny = models
-    options = blocking.Options.model_fields
+    plugin, tiny = models
+    options = plugin.Options.model_fields
     assert set(options) == {one.name for one in fields(GenerationConfig)} - {"logit_bias"}
-    assert blocking.Options().model_dump(exclude_none=True) == {}
+    assert plugin.Options().model_dump(exclude_none=True) == {}
     assert all(field.description for field in options.values())
-    assert waiting.Options is blocking.Options
     settings: dict[str, Any] = {"max_tokens": 30, "temperature": 1.2, "seed": 3, "parallel": False}
     settings |= {"presence_penalty": 1.5, "max_threads": 2, "max_seconds": 1000.0}
-    assert blocking.prompt(QUESTION, **settings).text() == tiny.answer(QUESTION, **settings).text
+    assert plugin.prompt(QUESTION, **settings).text() == tiny.answer(QUESTION, **settings).text
     with pytest.raises(llm.ModelError, match="max_tokens is 0, not a whole number of at least 1"):
-        blocking.prompt(QUESTION, max_tokens=0).text()
+        plugin.prompt(QUESTION, max_tokens=0).text()
     with pytest.raises(ValidationError):
-        blocking.Options(max_threads="many")
+        plugin.Options(max_threads="many")

@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tqdm import tqdm
 
-from pasta_decoding import __version__
 from pasta_decoding.errors import PastaError, require
-from pasta_decoding.lang.measures import geometric_mean
 from pasta_decoding.runtime.request import GREEDY_BELOW
 
 if TYPE_CHECKING:
@@ -70,7 +68,6 @@ class PastaModel:
             raise PastaError(f"batch_size is {batch_size}, not a number of answers, such as 16")
         self.together = int(batch_size)
         self.always = GenerationConfig(parallel=parallel, max_tokens=max_tokens)
-        self.written: list[Result] = []
         # The harness says cuda:0 when its user said nothing.
         self.model = load(name, device=None if device == "cuda:0" else device, **loading)
 
@@ -86,23 +83,12 @@ class PastaModel:
     ) -> list[str]:
         def keep(number: int, result: Result) -> None:
             self.cache_hook.add_partial("generate_until", requests[number].args, result.text)
-            self.written.append(result)
             bar.update()
 
         config = config_of_task(self.always, settings)
         asked = [conversation_in(one.args[0]) for one in requests]
         results = self.model.batch(asked, config, max_concurrency=self.together, on_result=keep)
         return [one.text for one in results]
-
-    def get_model_info(self) -> dict[str, Any]:
-        speeds = [one.tokens_per_step for one in self.written if one.usage.plain_tokens]
-        return {
-            "pasta_version": __version__,
-            "parallel": self.always.parallel,
-            "answers_written": len(self.written),
-            "tokens_per_step": geometric_mean(speeds),
-            "truncated": sum(one.truncated for one in self.written),
-        }
 
     def loglikelihood(self, _requests: Sequence[Any]) -> NoReturn:
         raise PastaError(

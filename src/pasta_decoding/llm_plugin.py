@@ -5,8 +5,7 @@ llm finds it by the entry point group `llm`, and each adapter that ships is a mo
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
@@ -20,10 +19,8 @@ from pasta_decoding.models.load import shipped_adapters
 
 if TYPE_CHECKING:
     from pasta_decoding.api.model import Model
-    from pasta_decoding.api.streams import Stream
 
-_Blocking: Any = llm.Model
-_Async: Any = llm.AsyncModel
+_Model: Any = llm.Model
 _OPTIONS: dict[str, Any] = {
     name: (get_args(hint)[0] | None, Field(None, description=get_args(hint)[1]))
     for name, hint in get_type_hints(GenerationConfig, include_extras=True).items()
@@ -37,8 +34,8 @@ def _loaded(adapter: str) -> Model:
     return load(adapter)
 
 
-class _Named:
-    """What both kinds of model say of themselves, and how they ask."""
+class PastaModel(_Model):  # type: ignore[misc]
+    """An adapter on the best engine of this machine."""
 
     can_stream = True
     Options = create_model("Options", __base__=llm.Options, **_OPTIONS)
@@ -46,9 +43,10 @@ class _Named:
     def __init__(self, adapter: str) -> None:
         self.adapter, self.model_id = adapter, f"pasta-{adapter}"
 
-    @contextmanager
-    def asked(self, prompt: Any, response: Any) -> Iterator[Stream[str]]:
-        """Give the answer to a conversation, with what llm kept of it; note its usage at the end.
+    def execute(
+        self, prompt: Any, stream: bool, response: Any, conversation: Any = None  # noqa: ARG002
+    ) -> Iterator[str]:  # fmt: skip
+        """Answer a conversation, with what llm kept of it; note its usage at the end.
 
         Raises llm.ModelError for what cannot be answered.
         """
@@ -58,38 +56,15 @@ class _Named:
         ]
         options = prompt.options.model_dump(exclude_none=True)
         try:
-            with _loaded(self.adapter).stream(messages, **options) as stream:
-                yield stream
-            usage = stream.result.usage
+            with _loaded(self.adapter).stream(messages, **options) as answer:
+                yield from answer if stream else ["".join(answer)]
+            usage = answer.result.usage
         except PastaError as error:
             raise llm.ModelError(f"{error}. {error.hint}".rstrip()) from error
         response.set_usage(input=usage.prompt_tokens, output=usage.plain_tokens)
 
 
-class PastaModel(_Named, _Blocking):  # type: ignore[misc]
-    """An adapter on the best engine of this machine."""
-
-    def execute(
-        self, prompt: Any, stream: bool, response: Any, conversation: Any = None  # noqa: ARG002
-    ) -> Iterator[str]:  # fmt: skip
-        with self.asked(prompt, response) as answer:
-            yield from answer if stream else ["".join(answer)]
-
-
-class AsyncPastaModel(_Named, _Async):  # type: ignore[misc]
-    """The same for programs with an event loop."""
-
-    async def execute(
-        self, prompt: Any, stream: bool, response: Any, conversation: Any = None  # noqa: ARG002
-    ) -> AsyncIterator[str]:  # fmt: skip
-        with self.asked(prompt, response) as answer:
-            if not stream:
-                yield "".join([piece async for piece in answer])
-            async for piece in answer:
-                yield piece
-
-
 @llm.hookimpl  # type: ignore[untyped-decorator]
 def register_models(register: Callable[..., None]) -> None:
     for adapter in shipped_adapters():
-        register(PastaModel(adapter), AsyncPastaModel(adapter))
+        register(PastaModel(adapter))

@@ -30,9 +30,7 @@ def record(number: int, **fields: Any) -> Record:
         plain_tokens=100,
         critical_path=100,
         fed_tokens=100,
-        prompt_tokens=20,
         seconds=10.0,
-        first_token_s=0.1,
     )
     return replace(found, **fields)
 
@@ -46,9 +44,6 @@ def parallel(number: int, **fields: Any) -> Record:
             "annotated": CHUNKED,
             "critical_path": 50,
             "chunks": 2,
-            "syncs": 1,
-            "promises": [[20, 15], [30, 45]],
-            "near_promises": 1,
         }
         | fields,
     )

@@ -13,13 +13,11 @@ from pasta_decoding.data.rows import Question, question_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.generate import Job, Plan, ask_all, generate
 from pasta_decoding.evaluation.methods import Asking, Method, make_method
-from pasta_decoding.evaluation.records import Record, begin_run, read_records, record_of
+from pasta_decoding.evaluation.records import Record, begin_run, read_records
 from pasta_decoding.runtime.decoder import LocalDecoder
 from tests.cli.conftest import interrupted
 from tests.evaluation.puppet import puppet
-from tests.runtime.machine import LINES, FakeClock, finish, greedy, machine
-from tests.runtime.play import SIZE
-from tests.scripted import follow
+from tests.runtime.machine import FakeClock
 
 QUESTIONS = [question_of("One?", "koala"), question_of("Two?"), question_of("Three?")]
 CONFIG = GenerationConfig(max_tokens=50)
@@ -231,11 +229,13 @@ def test_a_method_that_comes_later_is_timed_together_with_the_others(runs: Runs)
 # Records
 
 
-def test_promises_of_a_worked_example_and_a_sync_that_is_only_talked_about() -> None:
-    """Main: OPEN b P20, ' a', SYNC, c. The chunk: ASYNC in the step of P20, then c, a."""
-    _, scheduler = machine(follow(*LINES, vocabulary_size=SIZE), clock=FakeClock())
-    [answer] = finish(scheduler, [scheduler.add(greedy())])
+def test_a_sync_that_is_only_talked_about_is_text() -> None:
     talker = puppet(lambda _question: "Write <sync/> to wait.")
-    assert record_of(talker, QUESTIONS[0], answer).promises == [[20, 2]]
     [record] = ask_all(sequential(talker), QUESTIONS[:1], Plan())
-    assert (record.annotated, record.syncs) == ("Write \\<sync/> to wait.", 0)
+    assert record.annotated == "Write \\<sync/> to wait."
+
+
+def test_a_record_of_an_earlier_version_is_read_without_what_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"id": "a", "instruction": "One?", "syncs": 1, "fallback": false}\n')
+    assert read_records(path) == [Record("a", "One?")]

@@ -86,7 +86,7 @@ def test_shares_are_of_all_answers_failures_included() -> None:
     assert found.with_promise.value == pytest.approx(0.5)
     assert found.hit_limit.value == pytest.approx(0.25)
     assert found.plain_tokens.value == pytest.approx(75)
-    assert (found.chunks_mean, found.near_promises, found.repeated_chunks) == (1, 0.5, 0)
+    assert (found.chunks_mean, found.repeated_chunks) == (1, 0)
     bad = parallel(0, interventions=3, truncated_chunks=1, repeated_chunks=2)
     found = figures_of([bad, parallel(1)])
     assert found.interventions_per_token == pytest.approx(3 / 200)

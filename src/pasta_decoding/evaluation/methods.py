@@ -174,7 +174,6 @@ def ask_hf(
         plain_tokens=decoder.plain_tokens(text),
         critical_path=len(passes) - 1,  # the first one is the prefill
         fed_tokens=len(ids),
-        prompt_tokens=len(prompt),
         hit_limit=ids[-1] not in decoder.vocabulary.eos_ids,
     )
 

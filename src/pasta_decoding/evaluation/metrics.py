@@ -28,7 +28,6 @@ import numpy.typing as npt
 from pasta_decoding.data.lines import read_json
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.evaluation.records import Record, Run
-from pasta_decoding.lang.measures import rep_4
 
 RESAMPLES, _MIN_RESAMPLES, _MAX_COUNTS = 10_000, 1_000, 20_000_000
 TOKENS_PER_STEP, SPEEDUP_IN_STEPS, WALL_CLOCK = "tokens_per_step", "speedup_in_steps", "wall_clock"
@@ -82,9 +81,7 @@ def geometric(ratio_P: npt.ArrayLike) -> Interval:
 class Figures:
     """A run in figures, without the quality of its texts.
 
-    no_baseline:   prompts whose baseline failed.
-    near_promises: share of the chunks that ended by themselves, with about the promised length.
-    rep_4:         the mean over all answers.
+    no_baseline: prompts whose baseline failed.
     """
 
     prompts: int
@@ -95,11 +92,9 @@ class Figures:
     hit_limit: Interval
     plain_tokens: Interval
     chunks_mean: float
-    near_promises: float | None
     repeated_chunks: float | None
     truncated_chunks: float | None
     interventions_per_token: float | None
-    rep_4: float | None
 
 
 def figures(run: Run, baseline: Run) -> Figures:
@@ -119,11 +114,9 @@ def figures(run: Run, baseline: Run) -> Figures:
         hit_limit=mean([one.hit_limit for one in records]),
         plain_tokens=mean([one.plain_tokens for one in records]),
         chunks_mean=total("chunks") / len(records),
-        near_promises=_ratio(total("near_promises"), sum(len(one.promises) for one in answers)),
         repeated_chunks=_ratio(total("repeated_chunks"), total("chunks")),
         truncated_chunks=_ratio(total("truncated_chunks"), total("chunks")),
         interventions_per_token=_ratio(total("interventions"), total("fed_tokens")),
-        rep_4=_ratio(sum(rep_4(one.text) for one in answers), len(answers)),
     )
 
 

@@ -17,9 +17,8 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,7 @@ from pasta_decoding.data.lines import append_line, read_json, read_lines, refuse
 from pasta_decoding.data.rows import Question
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import write_json
-from pasta_decoding.lang.layout import ChunkRun, PromiseRun
 from pasta_decoding.lang.measures import repetitions, tokens_per_step
-from pasta_decoding.lang.tree import Sync
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder
 
@@ -46,13 +43,8 @@ class Record:
     critical_path: forward steps after the first prefill at unlimited width. A later prefill is one
                    such step, since what came before it had to be known.
     fed_tokens:    tokens that were written and fed, tags and discarded drafts included.
-    prompt_tokens: tokens of all prompts; a beginning that several share counts once.
-    promises:      of every chunk that ended by itself, the bucket promised and the tokens written.
-    near_promises: those whose tokens fall into that bucket or into one next to it.
     hit_limit:     whether the token budget of the whole answer ended something.
-    fallback:      whether the method gave up and answered as the sequential one does.
     seconds:       of the whole request, the queue included; of a failed one, its time-out.
-    first_token_s: until the first token was chosen, whatever it was.
     repeats:       seconds of each turn, if there were several; `seconds` is their median.
     turns:         names the turns that methods took on this prompt, each alone on the engine: only
                    seconds of the same turns may be compared. None if it was not timed.
@@ -67,18 +59,12 @@ class Record:
     plain_tokens: int = 0
     critical_path: int = 0
     fed_tokens: int = 0
-    prompt_tokens: int = 0
     chunks: int = 0
-    syncs: int = 0
     interventions: int = 0
     repeated_chunks: int = 0
     truncated_chunks: int = 0
     hit_limit: bool = False
-    promises: list[list[int]] = field(default_factory=list)
-    near_promises: int = 0
-    fallback: bool = False
     seconds: float = 0.0
-    first_token_s: float | None = None
     repeats: list[float] = field(default_factory=list)
     turns: str | None = None
 
@@ -88,12 +74,6 @@ class Record:
 
 
 def record_of(decoder: Decoder, question: Question, answer: Answer) -> Record:
-    promises = [
-        [promise.promised, len(chunk.ids) - 1]  # ASYNC_OPEN is not its text
-        for promise, chunk in pairwise(answer.segments)
-        if isinstance(promise, PromiseRun) and isinstance(chunk, ChunkRun) and chunk.closed
-    ]
-    is_near = decoder.vocabulary.control.is_near
     return Record(
         **asdict(question),
         text=answer.text,
@@ -101,27 +81,22 @@ def record_of(decoder: Decoder, question: Question, answer: Answer) -> Record:
         plain_tokens=decoder.plain_tokens(answer.text),
         critical_path=answer.critical_path,
         fed_tokens=answer.fed_tokens,
-        # Servers do not say what their caches held: the prompt's own tokens.
-        prompt_tokens=answer.trace.prompt_tokens,
         chunks=answer.chunks,
-        syncs=sum(isinstance(node, Sync) for node in answer.tree),
         interventions=answer.interventions,
         repeated_chunks=len(repetitions(answer.tree)),
         truncated_chunks=answer.truncated_chunks,
         hit_limit=answer.hit_limit,
-        promises=promises,
-        near_promises=sum(is_near(promised, tokens) for promised, tokens in promises),
         seconds=answer.seconds,
-        first_token_s=answer.first_token_s,
     )
 
 
 def read_records(path: Path, *, resume: bool = False) -> list[Record]:
     """Return the records of a file. `resume`: it is to grow on, so a torn last line is cut away."""
+    known = {one.name for one in fields(Record)}  # earlier versions kept more
     records = []
     for number, line in enumerate(read_lines(path, resume=resume, hint=""), start=1):
         with errors_as(f"{path}:{number}: not a record of an evaluation", TypeError):
-            records.append(Record(**line))
+            records.append(Record(**{name: line[name] for name in line.keys() & known}))
     return records
 
 

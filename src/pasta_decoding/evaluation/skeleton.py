@@ -12,12 +12,12 @@ at its tenth point or before another list, and a point where another one begins.
 
 The prompt of the second stage is computed once up to the number of the point, where the requests
 part; the authors' code feeds every point's prompt anew. This prefill is one step of the critical
-path, for all points at once, and its tokens are in `prompt_tokens`:
+path, for all points at once:
 
     critical path = tokens of the skeleton + 1 + tokens of the longest point
 
-A skeleton without two points leaves nothing to write side by side: we ask for the plain answer,
-count the steps of the skeleton, and set the record's `fallback`.
+A skeleton without two points leaves nothing to write side by side: we ask for the plain answer, and
+count the steps of the skeleton.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from pasta_decoding.evaluation.methods import Asking, of_question
 from pasta_decoding.evaluation.records import Record, record_of
 from pasta_decoding.lang.measures import repetitions
 from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, show, strip, valid_tokens, valid_topic
-from pasta_decoding.runtime.admission import common_prefix_len
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
@@ -102,14 +101,12 @@ def ask_skeleton(decoder: LocalDecoder, config: GenerationConfig, question: Ques
     else:
         alone = replace(config.rules, parallel=False)
         [plain] = yield [decoder.request(asked, alone, sampling)]
-        record = replace(record_of(decoder, question, plain), fallback=True)
+        record = record_of(decoder, question, plain)
     return replace(  # all of it waited for the skeleton, and its prefill is one step more
         record,
         critical_path=skeleton.critical_path + 1 + record.critical_path,
         fed_tokens=skeleton.fed_tokens + record.fed_tokens,
-        prompt_tokens=skeleton.trace.prompt_tokens + record.prompt_tokens,
         interventions=skeleton.interventions + record.interventions,
-        first_token_s=skeleton.first_token_s,
     )
 
 
@@ -133,8 +130,6 @@ def _record_of_points(
     """Return the record of the second stage, as if it were all."""
     tree = concatenated(points, [one.text for one in answers], decoder.plain_tokens)
     text = strip(tree)
-    prompts = [answer.layout.tokens[: answer.trace.prompt_tokens] for answer in answers]
-    shared = min(common_prefix_len(prompts[0], prompt) for prompt in prompts)
     return Record(
         **asdict(question),
         text=text,
@@ -142,7 +137,6 @@ def _record_of_points(
         plain_tokens=decoder.plain_tokens(text),
         critical_path=max(answer.critical_path for answer in answers),
         fed_tokens=sum(answer.fed_tokens for answer in answers),
-        prompt_tokens=sum(map(len, prompts)) - (len(prompts) - 1) * shared,
         chunks=sum(isinstance(node, Chunk) for node in tree),
         interventions=sum(answer.interventions for answer in answers),
         repeated_chunks=len(repetitions(tree)),

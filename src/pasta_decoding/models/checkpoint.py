@@ -60,11 +60,6 @@ class ControlTokens:
         sizes = self.promise_close
         return next((size for size in sizes if size >= tokens), max(sizes))
 
-    def is_near(self, promised: int, tokens: int) -> bool:
-        """Does a chunk of `tokens` fall into the bucket `promised`, or into one next to it?"""
-        sizes = sorted(self.promise_close)
-        return abs(sizes.index(self.bucket(tokens)) - sizes.index(promised)) <= 1
-
     def promised(self, close: int) -> int:
         return next(size for size, token in self.promise_close.items() if token == close)
 
