@@ -73,10 +73,10 @@ def test_pairs_that_somebody_has_are_trained_on_without_a_sample(
         "1 rows left out, the first is same: both answers are the same",
         "1 rows left out, the first is broken: broken tags (async-without-promise)",
         "1 rows left out, the first is long: longer than 250 tokens",
-        "run: 3 pairs, 265 tokens",
+        "round-1: 3 pairs, 265 tokens",
     ):
         assert line in found.err.splitlines()
-    steps = read_lines(out / "train" / "metrics.jsonl")
+    steps = read_lines(out / "round-1" / "train" / "metrics.jsonl")
     assert [one["target"] for one in steps] == [1, 1, 1]  # nats: the gap of the better one of two
     assert (steps[0]["gap"], steps[0]["drift"]) == (0, 0)
     assert {path.name for path in out.glob("*.json*")} == {"config.json", "inputs.json"}
@@ -119,18 +119,10 @@ def test_a_round_prints_the_folder_of_the_adapter_and_another_lambda_takes_its_s
         (["--samples-from", "nowhere"], "pasta: cannot read nowhere/config.json"),
         (["--engine", "llama"], "pasta: the llama engine needs llama-cpp-python"),
         (["--policy", ""], "pasta: --policy is missing"),
-        (["--pairs", "pairs.jsonl"], "pasta: --pairs needs no samples: leave out --prompts, --bas"),
+        (["--pairs", "pairs.jsonl"], "pasta: --pairs: leave out --prompts, --baseline, --samp"),
     ],
 )
 def test_what_cannot_work_is_told_in_a_line(wrong: list[str], complaint: str, train: Pasta) -> None:
     found = train(*wrong)
     assert (found.status, found.out) == (2, "")
     assert complaint in found.err
-
-
-def test_it_does_not_run_as_several_processes(
-    train: Pasta, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    found = train()
-    assert (found.status, "start it without accelerate launch" in found.err) == (2, True)

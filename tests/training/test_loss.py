@@ -29,21 +29,20 @@ CONTROL = 2
 HALF, QUARTER = log(2), 2 * log(2)
 
 
-def example(*labels: int, scale: float = 1.0) -> Example:
+def example(*labels: int) -> Example:
     """Return what has these labels; of its layout nothing else matters here."""
     layout = lay_out((90,), [Run(labels)], SCHEME, async_close=CLOSE, end=None)
-    return Example([layout], scale)
+    return Example([layout])
 
 
 def logprobs(*costs: float) -> list[Tensor]:
     return [-torch.tensor(costs)]
 
 
-def test_the_loss_is_the_summed_cross_entropy_times_what_makes_it_the_mean_of_a_step() -> None:
-    for scale in (1 / 3, 1 / 8):
-        one = example(0, 0, CONTROL, scale=scale)
-        found, _ = label_loss(logprobs(HALF, QUARTER, HALF), one, control_ids=[CONTROL])
-        assert float(found) == pytest.approx((HALF + QUARTER + HALF) * scale)
+def test_the_loss_is_the_summed_cross_entropy() -> None:
+    one = example(0, 0, CONTROL)
+    found, _ = label_loss(logprobs(HALF, QUARTER, HALF), one, control_ids=[CONTROL])
+    assert float(found) == pytest.approx(HALF + QUARTER + HALF)
 
 
 def test_text_and_control_tokens_are_read_apart_and_then_start_anew() -> None:

@@ -5,7 +5,9 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,15 +15,19 @@ from accelerate import PartialState
 from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 
+from pasta_decoding.cli import main
 from pasta_decoding.data.lines import read_lines
+from pasta_decoding.data.rows import question_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.load import load_model
-from pasta_decoding.training.config import SftConfig
+from pasta_decoding.training.config import PreferenceConfig, SftConfig
+from pasta_decoding.training.preference import PreferenceRun
 from pasta_decoding.training.run import identity
-from tests.checkpoint import TinyCheckpoint
+from tests.checkpoint import TinyCheckpoint, make_adapter, make_base
+from tests.golden.golden import talkative
 from tests.shapes import HUB_SHAPES
 from tests.training.tiny_runs import CONFIG as TEN_STEPS
-from tests.training.tiny_runs import ROWS, train
+from tests.training.tiny_runs import ROWS, losses, train
 
 LAUNCH = Path(__file__).parents[2] / "configs" / "accelerate" / "cpu.yaml"
 CONFIG = replace(
@@ -37,16 +43,39 @@ CONFIG = replace(
 )
 
 
+ASKED = [question_of(row.instruction) for row in ROWS[:3]]
+PREFERENCE = PreferenceConfig(
+    prompts=("rows.jsonl",),
+    engine="torch",
+    dtype="float32",
+    rounds=2,
+    limit=3,
+    samples=8,
+    baseline_samples=1,
+    max_tokens=40,
+    learning_rate=1e-3,
+    pairs_per_step=2,
+    bf16=False,
+)
+
+
+def adapters_of(checkpoint: TinyCheckpoint) -> dict[str, Any]:
+    return dict.fromkeys(("policy", "baseline"), str(checkpoint.adapter))
+
+
 Launched = tuple[subprocess.CompletedProcess[str], Path]
 
 
-def launch(folder: Path, base: Path, config: SftConfig) -> subprocess.CompletedProcess[str]:
-    """Run `pasta train sft` in two processes; the run folder is `folder / "run"`."""
+def launch(
+    folder: Path, base: Path, config: SftConfig | PreferenceConfig
+) -> subprocess.CompletedProcess[str]:
+    """Run a stage in two processes; the run folder is `folder / "run"`."""
     rows = [{key: getattr(row, key) for key in ("id", "instruction", "response")} for row in ROWS]
     data = folder / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(LAUNCH)]
-    command = [*launcher, "--main_process_port", "0", "-m", "pasta_decoding", "train", "sft"]
+    command = [*launcher, "--main_process_port", "0", "-m", "pasta_decoding", "train"]
+    command.append("sft" if isinstance(config, SftConfig) else "preference")
     (folder / "run.yaml").write_text(json.dumps(identity(config)))
     where = ["--config", "run.yaml", "--model", str(base), "--out", "run"]
     return subprocess.run(
@@ -114,10 +143,40 @@ def test_packs_that_do_not_divide_over_the_processes_are_refused(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PartialState._shared_state, "num_processes", 2)
-    with pytest.raises(PastaError, match=r"^3 packs a step cannot be shared by 2 pro") as caught:
+    with pytest.raises(PastaError, match=r"^packs_per_step is 3, no multiple of the 2 processes$"):
         train(tiny_checkpoint.base, tmp_path / "run", replace(CONFIG, packs_per_step=3))
-    assert caught.value.hint == "Give --packs-per-step a multiple of 2."
+    preference = replace(PREFERENCE, **adapters_of(tiny_checkpoint), pairs_per_step=1)
+    with pytest.raises(PastaError, match=r"^pairs_per_step is 1, no multiple of the 2 processes$"):
+        PreferenceRun(preference, tiny_checkpoint.base, tmp_path / "run", tmp_path).train(ASKED)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_sample_score_and_train_in_stage_2_what_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share three prompts and three pairs, so that the last step has a place to fill."""
+    base = talkative(make_base(tmp_path / "base"))
+    checkpoint = TinyCheckpoint(base, make_adapter(base, tmp_path / "adapter"))
+    found = launch(tmp_path, base, replace(PREFERENCE, **adapters_of(checkpoint)))
+    assert (found.returncode, found.stdout) == (0, "run/adapter\n"), found.stderr
+    monkeypatch.chdir(tmp_path)
+    where = ["--config", "run.yaml", "--model", str(base), "--out", "alone"]
+    assert main(["train", "preference", *where]) == 0
+    alone, together = Path("alone/round-1"), Path("run/round-1")
+    samples = [
+        [one for path in out.glob("samples*.jsonl") for one in read_lines(path)]
+        for out in (alone, together)
+    ]
+    ours, theirs = (sorted(some, key=itemgetter("prompt", "number")) for some in samples)
+    assert ours == theirs
+    pairs, others = (read_lines(out / "pairs.jsonl") for out in (alone, together))
+    assert (len(pairs), pairs) == (3, others)
+    for one, two in zip(losses(alone / "train"), losses(together / "train"), strict=True):
+        names = ("loss", "sft", "gap", "drift", "accuracy")
+        assert [one[name] for name in names] == pytest.approx([two[n] for n in names], abs=1e-3)
+    weights = (adapter_of(out) for out in (alone, together))
+    torch.testing.assert_close(*weights, atol=1e-2, rtol=2e-2)
 
 
 @pytest.mark.slow

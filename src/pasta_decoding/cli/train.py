@@ -83,13 +83,9 @@ def preference(
     """Stage 2: train on the best and worst of sampled answers (BoNBoN), in rounds."""
     config = PreferenceConfig(**given(context, file, config))
     require_training(config)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise PastaError("train preference is one process: start it without accelerate launch")
     others = config.prompts or config.baseline or samples_from or config.rounds > 1
     if config.pairs and others:
-        raise PastaError(
-            "--pairs needs no samples: leave out --prompts, --baseline, --samples-from and --rounds"
-        )
+        raise PastaError("--pairs: leave out --prompts, --baseline, --samples-from and --rounds")
     for name in ("policy",) if config.pairs else ("prompts", "policy", "baseline"):
         if not getattr(config, name):
             raise PastaError(f"--{name} is missing")
@@ -103,9 +99,10 @@ def preference(
         config = settled(config, base)
     if samples_from is not None:
         share_samples(samples_from, out, config)
-    run = PreferenceRun(config, base, out, cache_folder())
     pairs = [pair for path in config.pairs for pair in read_pairs(Path(path))]
-    typer.echo(run.train_on(pairs) if config.pairs else run.train(prompts_of(config)))
+    adapter = PreferenceRun(config, base, out, cache_folder()).train(prompts_of(config), pairs)
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(adapter)
 
 
 def given(context: typer.Context, file: Path | None, config: Config) -> dict[str, Any]:

@@ -11,24 +11,24 @@ of DPO instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from pasta_decoding.data.rows import Row
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models.load import Loaded
 from pasta_decoding.training.config import PreferenceConfig, SftConfig
+from pasta_decoding.training.loop import share_of
+from pasta_decoding.training.run import tracked
 from pasta_decoding.training.sample import Sample
 from pasta_decoding.training.score import PreferencePair
 from pasta_decoding.training.sft import compile_groups
 from pasta_decoding.training.view import Example, Figures, label_logprobs
-
-Compile = Callable[[Loaded], list[Example]]
-"""Lays pairs out for a policy."""
 
 
 def beta(candidates: int) -> float:
@@ -88,8 +88,7 @@ def lay_out_pairs(
     samples: Sequence[Sample], pairs: Sequence[PreferencePair], loaded: Loaded
 ) -> list[Example]:
     """Lay the pairs out; the best promise the lengths that their chunks came to."""
-    checkpoint = loaded.checkpoint
-    scheme, control = scheme_named(checkpoint.scheme), checkpoint.control
+    scheme, control = scheme_named(loaded.checkpoint.scheme), loaded.checkpoint.control
     sampled = {(sample.prompt, sample.number): sample for sample in samples}
     examples = []
     for pair in pairs:
@@ -101,7 +100,7 @@ def lay_out_pairs(
 
 
 def compile_pairs(
-    pairs: Sequence[tuple[Row, Row]], loaded: Loaded, config: PreferenceConfig
+    pairs: Sequence[tuple[Row, Row]], config: PreferenceConfig, loaded: Loaded
 ) -> list[Example]:
     """Lay out pairs of written answers: a chosen and a rejected one are the best and worst of 2."""
     checkpoint: Any = loaded.checkpoint
@@ -110,9 +109,11 @@ def compile_pairs(
     return [Example(both, candidates=2) for both in compile_groups(pairs, loaded, settings)]
 
 
-def with_references(model: Any, examples: Iterable[Example], *, bf16: bool) -> list[Example]:
+def with_references(model: Any, examples: Sequence[Example], *, bf16: bool) -> list[Example]:
     """Score every pair exactly as the training forward does, before there was a step."""
     model.eval()
+    own = share_of(examples)
     with torch.inference_mode(), torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
-        scored = ((one, label_logprobs(model, one.layouts)) for one in examples)
-        return [replace(one, reference=tuple(float(x.sum()) for x in each)) for one, each in scored]
+        scored = (label_logprobs(model, x.layouts) for x in tracked(own, "reference", len(own)))
+        found = gather_object([tuple(float(x.sum()) for x in each) for each in scored])
+    return [replace(one, reference=each) for one, each in zip(examples, found, strict=True)]

@@ -94,10 +94,7 @@ class PreferenceConfig:
     """
 
     prompts: Annotated[tuple[str, ...], Option(help="JSONL (.gz) of prompts; repeatable.")] = ()
-    pairs: Annotated[
-        tuple[str, ...],
-        Option(help="JSONL (.gz) of prompts, each with `chosen` and `rejected`; no sampling."),
-    ] = ()
+    pairs: Annotated[tuple[str, ...], Option(help="JSONL (.gz) of `chosen`, `rejected`.")] = ()
     policy: Annotated[str, Option(help="Adapter to sample from and to train.")] = ""
     baseline: Annotated[str, Option(help="Adapter of the baseline (`train sft --plain`).")] = ""
     engine: Annotated[

@@ -13,10 +13,11 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
@@ -32,6 +33,7 @@ from pasta_decoding.training.config import Config, SftConfig
 from pasta_decoding.training.lora import shard_tied_together
 from pasta_decoding.training.view import Example, Figures, Loss, label_logprobs
 
+Item = TypeVar("Item")
 log = logging.getLogger(__name__)
 
 
@@ -39,23 +41,14 @@ def training_arguments(
     out: Path, config: Config, examples: int, device: str, *, evaluates: bool = False
 ) -> TrainingArguments:
     """Return the Trainer's settings. `examples` are those of the whole run."""
-    shared = processes()
-    if isinstance(config, SftConfig):
-        per_step, logging_steps = config.packs_per_step, 5
-    else:
-        per_step, logging_steps = config.pairs_per_step, 1
-    if per_step % shared.num_processes:
-        raise PastaError(
-            f"{per_step} packs a step cannot be shared by {shared.num_processes} processes",
-            hint=f"Give --packs-per-step a multiple of {shared.num_processes}.",
-        )
+    per_step = examples_per_step(config)
     arguments = TrainingArguments(
         output_dir=str(out),
         use_cpu=device == "cpu",
         num_train_epochs=1,
         per_device_train_batch_size=1,
         per_device_eval_batch_size=1,
-        gradient_accumulation_steps=per_step // shared.num_processes,
+        gradient_accumulation_steps=per_step // processes().num_processes,
         train_sampling_strategy="sequential",
         remove_unused_columns=False,
         dataloader_pin_memory=False,  # an example is no tensor
@@ -69,7 +62,7 @@ def training_arguments(
         lr_scheduler_type=config.schedule,
         save_steps=config.save_every_steps,
         save_total_limit=2,
-        logging_steps=logging_steps,
+        logging_steps=5 if isinstance(config, SftConfig) else 1,
         eval_strategy="steps" if evaluates else "no",
         eval_steps=config.save_every_steps,
         report_to=list(config.report_to),
@@ -82,9 +75,37 @@ def training_arguments(
     return arguments
 
 
-def processes() -> Any:
+def examples_per_step(config: Config) -> int:
+    """Return how many make a step. Raises PastaError if the processes cannot share them evenly."""
+    what, count = "packs" if isinstance(config, SftConfig) else "pairs", processes().num_processes
+    found: int = getattr(config, f"{what}_per_step")
+    if found % count:
+        raise PastaError(f"{what}_per_step is {found}, no multiple of the {count} processes")
+    return found
+
+
+def processes(**settings: Any) -> Any:
     """Join the processes that were launched together, before loading, which shards by them."""
-    return PartialState(cpu=not torch.cuda.is_available())
+    return PartialState(cpu=not torch.cuda.is_available(), **settings)
+
+
+def share_of(items: Sequence[Item]) -> Sequence[Item]:
+    """Return the items that this process sees to; `gather_object` has those of all in order."""
+    shared = processes()
+    size = -(-len(items) // shared.num_processes)
+    return items[shared.process_index * size :][:size]
+
+
+def filled(examples: list[Example], per_step: int, processes: int) -> list[Example]:
+    """Return the examples in an order that the processes take in turns, each the same number.
+
+    So a step has the same ones however many processes share them. Left to itself the sampler would
+    show the first ones again to fill the last turn; one of scale 0 teaches nothing.
+    """
+    rest = len(examples) % per_step
+    whole, lacking = len(examples) - rest, -rest % processes
+    last = [replace(one, scale=one.scale * (1 + lacking / rest)) for one in examples[whole:]]
+    return examples[:whole] + last + [replace(one, scale=0.0) for one in last[-1:] * lacking]
 
 
 def last_checkpoint(out: Path) -> Path | None:
@@ -188,7 +209,9 @@ class RunTrainer(Trainer, TrainerCallback):
         return loss
 
     def _computed(self, model: Any, example: Example) -> tuple[Tensor, Figures]:
-        return self._loss(label_logprobs(self.model, example.layouts, model), example)
+        loss, figures = self._loss(label_logprobs(self.model, example.layouts, model), example)
+        fills = dict.fromkeys(figures, torch.empty(0))
+        return loss * example.scale, figures if example.scale else fills
 
     def evaluate(self, *_arguments: Any, **_settings: Any) -> dict[str, float]:
         """Log the losses over all labels of the held-out examples."""

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from functools import partial
 from itertools import chain, groupby
-from operator import attrgetter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,7 @@ import torch
 from pasta_decoding.api.checkpoints import find
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import ENGINES, choose_engine, open_local
-from pasta_decoding.data.lines import (
-    append_line,
-    read_json,
-    read_lines,
-    refuse_other_settings,
-    write_lines,
-)
+from pasta_decoding.data.lines import read_json, read_lines, refuse_other_settings, write_lines
 from pasta_decoding.data.rows import Question, Row, digest
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import copy_whole, write_json
@@ -46,28 +41,23 @@ from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import default_device, holds_weights, load_base, native_dtype
 from pasta_decoding.runtime.request import Rules
-from pasta_decoding.training import bonbon, score
-from pasta_decoding.training.bonbon import Compile, preference_loss, with_references
+from pasta_decoding.training import bonbon, loop, score
+from pasta_decoding.training.bonbon import preference_loss, with_references
 from pasta_decoding.training.config import SAMPLING, PreferenceConfig
-from pasta_decoding.training.loop import RunTrainer, training_arguments
+from pasta_decoding.training.loop import RunTrainer, processes, training_arguments
 from pasta_decoding.training.lora import save, take_up
-from pasta_decoding.training.run import begin_run, figures_of, owned, refuse_other_run, tracked
-from pasta_decoding.training.sample import Sample, sample_answers
+from pasta_decoding.training.run import begin_run, owned, refuse_other_run, tracked
+from pasta_decoding.training.sample import Key, Line, Sample, grown, sample_answers
 from pasta_decoding.training.score import ScoreParts
-from pasta_decoding.training.view import tokens_of
+from pasta_decoding.training.view import Example, tokens_of
 
 log = logging.getLogger(__name__)
 
 
 def engine_of(config: PreferenceConfig, base: Path, adapter: str) -> EngineConfig:
-    return EngineConfig(
-        model=base,
-        engine=config.engine,
-        join=Joining.kv,
-        dtype=config.dtype,
-        cache_tokens=config.cache_tokens,
-        device=config.device,
-    ).of(adapter)
+    names = ("engine", "dtype", "cache_tokens", "device")
+    same = {name: getattr(config, name) for name in names}
+    return EngineConfig(model=base, join=Joining.kv, **same).of(adapter)
 
 
 def settled(config: PreferenceConfig, base: Path) -> PreferenceConfig:
@@ -87,63 +77,59 @@ class PreferenceRun:
     out: Path
     cache: Path
 
-    def train(self, prompts: Sequence[Question]) -> Path:
+    def train(self, prompts: Sequence[Question], pairs: Sequence[tuple[Row, Row]] = ()) -> Path:
         """Run all rounds over prompts that differ, resuming them; return the adapter's folder.
 
-        Raises PastaError for another run's folder, adapters that do not fit, or nothing to learn
-        from.
-        """
-        config, out = self.config, self.out
-        refuse_other_run(out, config)
-        refuse_misfits(config)
-        with owned(out):
-            begin_run(out, config)
-            keep_prompts(out, prompts)
-            count, rules = config.baseline_samples, replace(config.rules, parallel=False)
-            own = self._sample("baseline", config.baseline, prompts, count, rules)
-            baseline = score.baseline_tokens(own)
-            policy = Path(config.policy)
-            for number in range(1, config.rounds + 1):
-                policy = self._round(number, policy, prompts, baseline)
-            copy_whole(policy, out / "adapter")
-        log.info("finished: %d rounds", config.rounds)
-        return out / "adapter"
+        pairs: chosen and rejected answers that were written; if given, nothing is sampled.
 
-    def train_on(self, pairs: Sequence[tuple[Row, Row]]) -> Path:
-        """Train on answers that somebody else has chosen and rejected; as `train` otherwise."""
-        config, out = self.config, self.out
+        Raises PastaError for another run's folder, misfitting adapters, or nothing to learn from.
+        """
+        config, out, policy = self.config, self.out, Path(self.config.policy)
         inputs = {"pairs": digest(chain.from_iterable(pairs))}
         refuse_other_run(out, config, inputs)
         refuse_misfits(config)
+        shared = processes(timeout=timedelta(days=7))  # one may sample much longer than another
+        loop.examples_per_step(config)
         with owned(out):
-            begin_run(out, config, inputs)
-            if not (out / "adapter").exists():
-                compile_pairs = partial(bonbon.compile_pairs, pairs, config=config)
-                self._train(out, Path(config.policy), compile_pairs)
-        log.info("finished: %s", figures_of(out / "train"))
+            if shared.is_main_process:
+                begin_run(out, config, inputs)
+                if not config.pairs:
+                    keep_prompts(out, prompts)
+            for number in range(1, config.rounds + 1):
+                folder = out / f"round-{number}"
+                written = partial(bonbon.compile_pairs, pairs, config)
+                compiled = written if config.pairs else self._choose(folder, policy, prompts)
+                if not (folder / "adapter").exists():
+                    self._train(folder, policy, compiled)
+                policy = folder / "adapter"
+            if shared.is_main_process:
+                copy_whole(policy, out / "adapter")
+        shared.wait_for_everyone()
+        log.info("finished: %d rounds", config.rounds)
         return out / "adapter"
 
-    def _round(
-        self, number: int, policy: Path, prompts: Sequence[Question], baseline: dict[str, float]
-    ) -> Path:
-        config, folder = self.config, self.out / f"round-{number}"
+    def _choose(
+        self, folder: Path, policy: Path, prompts: Sequence[Question]
+    ) -> partial[list[Example]]:
+        """Sample, score and pair; return what lays the pairs out."""
+        config, plain = self.config, replace(self.config.rules, parallel=False)
+        own = self._sample("baseline", config.baseline, prompts, config.baseline_samples, plain)
         samples = self._sample(folder.name, str(policy), prompts, config.samples, config.rules)
         parts = self._measure(folder / "parts.jsonl", prompts, samples)
-        scores = score.score_parts(parts, baseline, config.lambda_)
+        scores = score.score_parts(parts, score.baseline_tokens(own), config.lambda_)
         pairs = score.choose_pairs(samples, parts, scores)
         scored = zip(parts, scores, strict=True)
         lines = [{"prompt": p.prompt, "number": p.number, "score": one} for p, one in scored]
-        write_lines(folder / "scores.jsonl", lines)
-        write_lines(folder / "pairs.jsonl", map(asdict, pairs))
-        write_json(folder / "summary.json", score.summarise(parts, pairs))
+        if processes().is_main_process:
+            write_lines(folder / "scores.jsonl", lines)
+            write_lines(folder / "pairs.jsonl", map(asdict, pairs))
+            write_json(folder / "summary.json", score.summarise(parts, pairs))
         if not pairs:
             raise PastaError(
-                f"round {number} has no pair of a better and a worse answer",
+                f"{folder.name.replace('-', ' ')} has no pair of a better and a worse answer",
                 hint="Give more --prompts or --samples, or a larger --max-tokens.",
             )
-        if not (folder / "adapter").exists():
-            self._train(folder, policy, partial(bonbon.lay_out_pairs, samples, pairs))
-        return folder / "adapter"
+        return partial(bonbon.lay_out_pairs, samples, pairs)
 
     def _sample(
         self, name: str, adapter: str, prompts: Sequence[Question], count: int, rules: Rules
@@ -159,22 +145,22 @@ class PreferenceRun:
         self, path: Path, prompts: Sequence[Question], samples: Sequence[Sample]
     ) -> list[ScoreParts]:
         """Return the parts of all scores; those not yet in the file are measured."""
-        parts = [ScoreParts(**line) for line in read_lines(path, resume=True)]
-        known = {(part.prompt, part.number): part for part in parts}
-        groups = {prompt: list(some) for prompt, some in groupby(samples, attrgetter("prompt"))}
-        lacking = {one.prompt for one in samples if (one.prompt, one.number) not in known}
-        if missing := [prompt for prompt in prompts if prompt.id in lacking]:
+        known = {(one.prompt, one.number): one for one in samples}
+        questions = {prompt.id: prompt for prompt in prompts}
+
+        def measured(missing: Sequence[Key]) -> Iterator[Line]:
             free_memory()
             device = self.config.device or default_device()
             baseline, dtype = Path(self.config.baseline), native_dtype(device)
             rate = score.likelihood_rate(self.base, baseline, dtype=dtype, device=device)
-            for prompt in tracked(missing, "scoring", len(missing)):
-                for part in score.measure(prompt, groups[prompt.id], rate):
-                    append_line(path, asdict(part))
-                    known[part.prompt, part.number] = part
-        return [known[sample.prompt, sample.number] for sample in samples]
+            groups = {prompt: list(keys) for prompt, keys in groupby(missing, itemgetter(0))}
+            for prompt, keys in tracked(groups.items(), "scoring", len(groups)):
+                some = [known[key] for key in keys]
+                yield from map(asdict, score.measure(questions[prompt], some, rate))
 
-    def _train(self, folder: Path, policy: Path, compile_examples: Compile) -> None:
+        return [ScoreParts(**line) for line in grown(path, list(known), measured)]
+
+    def _train(self, folder: Path, policy: Path, compiled: partial[list[Example]]) -> None:
         """Train on pairs, going on from the policy's own weights, and save the adapter."""
         free_memory()
         config, whole = self.config, holds_weights(policy)
@@ -182,24 +168,27 @@ class PreferenceRun:
         loaded = load_base(self.base, policy, dtype=dtype)
         model = loaded.model if whole else take_up(loaded.model, policy, seed=config.seed)
         loaded = replace(loaded, model=model.to(config.device or default_device()))
-        examples = compile_examples(loaded)
+        examples = compiled(loaded)
         if config.objective == "rejection":
             examples = [replace(one, layouts=one.layouts[:1]) for one in examples]
         else:
-            shown = tracked(examples, "reference", len(examples))
-            examples = with_references(loaded.model, shown, bf16=config.bf16)
+            examples = with_references(loaded.model, examples, bf16=config.bf16)
         tokens = tokens_of(example.layouts for example in examples)
         log.info("%s: %d pairs, %d tokens", folder.name, len(examples), tokens)
         # The order of all epochs is fixed in advance, so that a resumed run sees the same one.
         generator = torch.Generator().manual_seed(config.seed)
         orders = [torch.randperm(len(examples), generator=generator) for _ in range(config.epochs)]
         plan = [examples[int(place)] for order in orders for place in order]
+        shared = processes()
+        plan = loop.filled(plan, config.pairs_per_step, shared.num_processes)
         device, loss = loaded.model.device.type, partial(preference_loss, alpha=config.alpha)
         arguments = training_arguments(folder / "train", config, len(plan), device)
-        RunTrainer(loaded.model, loss, plan, arguments).run()
+        weights = RunTrainer(loaded.model, loss, plan, arguments).run()
         # What a policy knew of other joins, this round has not kept up.
         checkpoint = replace(loaded.checkpoint, joins=(Joining.kv.value,))
-        save(replace(loaded, checkpoint=checkpoint), folder / "adapter")
+        if shared.is_main_process:
+            save(replace(loaded, checkpoint=checkpoint), folder / "adapter", weights=weights)
+        shared.wait_for_everyone()
 
 
 def free_memory() -> None:
@@ -250,6 +239,6 @@ def share_samples(source: Path, out: Path, config: PreferenceConfig) -> None:
     sampling = {name: getattr(config, name) for name in SAMPLING}
     refuse_other_settings(source, read_json(source / "config.json", dict), sampling, hint=hint)
     for name in ("prompts", "baseline", "round-1/samples", "round-1/parts"):
-        if (source / f"{name}.jsonl").exists() and not (out / f"{name}.jsonl").exists():
-            # All whole lines: a run that was broken off may have left a torn one.
-            write_lines(out / f"{name}.jsonl", read_lines(source / f"{name}.jsonl"))
+        for file in source.glob(f"{name}*.jsonl"):
+            if not (ours := out / file.relative_to(source)).exists():
+                write_lines(ours, read_lines(file))  # a kill may have left a torn one

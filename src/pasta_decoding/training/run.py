@@ -96,4 +96,5 @@ def plot_losses(out: Path) -> None:
 
 def tracked(items: Iterable[Item], doing: str, total: int) -> Iterable[Item]:
     """Return the items, and show how far they are: by a bar on a terminal, else once a minute."""
-    return tqdm(items, doing, total, mininterval=0.1 if sys.stderr.isatty() else 60)
+    interval, silent = 0.1 if sys.stderr.isatty() else 60, os.environ.get("RANK", "0") != "0"
+    return tqdm(items, doing, total, mininterval=interval, disable=silent)

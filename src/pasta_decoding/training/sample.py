@@ -7,11 +7,13 @@ again may be cut elsewhere, and would then be another sequence with another prob
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
+
+from accelerate.utils import gather_object
 
 from pasta_decoding.data.lines import append_line, read_lines
 from pasta_decoding.data.rows import Question
@@ -22,8 +24,11 @@ from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.generation import Generation
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.config import PreferenceConfig
+from pasta_decoding.training.loop import processes, share_of
 from pasta_decoding.training.run import tracked
 
+Key = tuple[str, int]
+Line = dict[str, Any]
 QUEUED = 16
 """Answers that wait for room in the engine's cache, so that it is always full."""
 
@@ -83,15 +88,36 @@ def sample_answers(
     if there is something to sample.
     name: the seed of an answer is a pure function of (seed, name, prompt, number), below 2^48.
     """
-    known = {(s.prompt, s.number): s for s in map(decode_sample, read_lines(path, resume=True))}
-    asked = [(prompt, number) for prompt in prompts for number in range(count)]
-    missing = [(prompt, number) for prompt, number in asked if (prompt.id, number) not in known]
-    if missing:
-        coming = _sampled(load(), missing, rules, config.temperature, f"{config.seed}/{name}")
-        for sample in tracked(coming, f"sampling {name}", len(missing)):
-            append_line(path, encode_sample(sample))
-            known[sample.prompt, sample.number] = sample
-    return [known[prompt.id, number] for prompt, number in asked]
+    questions = {prompt.id: prompt for prompt in prompts}
+    asked = [(prompt.id, number) for prompt in prompts for number in range(count)]
+
+    def sampled(missing: Sequence[Key]) -> Iterable[Line]:
+        jobs = [(questions[prompt], number) for prompt, number in missing]
+        coming = _sampled(load(), jobs, rules, config.temperature, f"{config.seed}/{name}")
+        return map(encode_sample, tracked(coming, f"sampling {name}", len(jobs)))
+
+    return list(map(decode_sample, grown(path, asked, sampled)))
+
+
+def grown(
+    path: Path, asked: Sequence[Key], make: Callable[[Sequence[Key]], Iterable[Line]]
+) -> list[Line]:
+    """Return a line for each prompt and number asked; those not yet in the file are made.
+
+    The processes share them out; all but the main one append to files of their own.
+    """
+    number = processes().process_index
+    added: list[Line] = []
+    own = path.with_stem(f"{path.stem}-{number}") if number else path
+    read_lines(own, resume=True)  # without what a kill has torn
+    files = path.parent.glob(f"{path.stem}*{path.suffix}")
+    lines = {(line["prompt"], line["number"]): line for one in files for line in read_lines(one)}
+    missing = [key for key in share_of(asked) if key not in lines]
+    for line in make(missing) if missing else ():
+        append_line(own, line)
+        added.append(line)
+    lines |= {(line["prompt"], line["number"]): line for line in gather_object(added)}
+    return [lines[key] for key in asked]
 
 
 def _sampled(

@@ -41,7 +41,7 @@ from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.runtime.decoder import decoder_over
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.config import SftConfig
-from pasta_decoding.training.loop import RunTrainer, processes, training_arguments
+from pasta_decoding.training.loop import RunTrainer, filled, processes, training_arguments
 from pasta_decoding.training.lora import add_lora, in_4bit, recompute_activations, save, take_up
 from pasta_decoding.training.run import begin_run, figures_of, owned, plot_losses, refuse_other_run
 from pasta_decoding.training.view import Example, Figures, pack, tokens_of
@@ -143,10 +143,7 @@ def compile_rows(rows: Sequence[Row], loaded: Loaded, config: SftConfig) -> list
 def compile_groups(
     groups: Iterable[Sequence[Row]], loaded: Loaded, config: SftConfig
 ) -> list[list[Layout]]:
-    """Lay out rows that belong together, and none of them where one teaches nothing.
-
-    Raises PastaError if no group is left.
-    """
+    """Lay out rows that belong together, all or none. Raises PastaError if no group is left."""
     control = loaded.checkpoint.control
     encoder = PromptEncoder(loaded.tokenizer, forbidden_ids=control.ids)
     added = loaded.tokenizer.added_tokens_decoder.values()
@@ -248,12 +245,12 @@ def segments_of(
 def label_loss(
     logprobs: Sequence[Tensor], example: Example, *, control_ids: Sequence[int]
 ) -> tuple[Tensor, Figures]:
-    """Return the cross entropy of a pack times its scale; nats of text and control tokens apart."""
+    """Return the cross entropy of a pack, in sum; nats of text and control tokens apart."""
     nats_L = -torch.cat(list(logprobs))
     label_L = torch.tensor(example.labels, device=nats_L.device)
     control_L = torch.isin(label_L, torch.tensor(control_ids, device=nats_L.device))
     figures = {"text_loss": nats_L[~control_L], "control_loss": nats_L[control_L], "loss": nats_L}
-    return nats_L.sum() * example.scale, figures
+    return nats_L.sum(), figures
 
 
 def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout]]:
@@ -269,19 +266,13 @@ def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout
 
 
 def shared_out(packs: Sequence[Sequence[Layout]], per_step: int, processes: int) -> list[Example]:
-    """Return the packs in an order that the processes take in turns, each the same number.
-
-    So a step has the same packs however many processes share them. Left to itself the sampler
-    would show the first packs again to fill the last turn; one without labels teaches nothing.
-    """
+    """Return the packs `filled`; the mean over those of a step is that over the step's labels."""
     found = []
     for first in range(0, len(packs), per_step):
-        step = list(packs[first : first + per_step])
-        unlabelled = [replace(one, label=(None,) * len(one.label)) for one in step[-1]]
-        step += [unlabelled] * (-len(step) % processes)
+        step = packs[first : first + per_step]
         labels = sum(len(Example(layouts).labels) for layouts in step)
         found += [Example(layouts, len(step) / labels) for layouts in step]
-    return found
+    return filled(found, per_step, processes)
 
 
 def tried(loaded: Loaded, prompts: Sequence[str]) -> str:

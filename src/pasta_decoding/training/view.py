@@ -112,8 +112,8 @@ class Example:
     """What one forward pass computes in training: answers that do not see each other.
 
     layouts:    a pack of stage 1; best and worst of a prompt in stage 2, or the best alone.
-    scale:      stage 1: of the summed loss, so that the mean over the packs of a step is that over
-                the labels of the step.
+    scale:      of the loss. Stage 1 sums it up, so that the mean over the packs of a step is that
+                over the labels of the step. 0: it only fills the last step up.
     candidates: stage 2: the N that best and worst were chosen from.
     reference:  stage 2: log-probabilities of both under the policy that sampled them, in nats.
     """
