@@ -47,13 +47,10 @@ def test_rules_annotate_what_they_are_for_and_once(
     assert found[1:4] == ["", " \n", "word " * 500]
     assert found[4:] == ["Write \\<sync/> or \\</async>.", PLAIN[5]]
     assert json.loads(out.read_text().splitlines()[0])["x"] == 1
-    assert pasta("annotate", out, tmp_path / "twice.jsonl").complaint == (
-        2,
-        # The list, and the text that speaks of tags.
-        "pasta: 2 of 6 responses are annotated already, the first is that of '0'",
-        "--strip takes their tags out first.",
-    )
-    again = pasta("annotate", out, tmp_path / "apar.jsonl", "--with", "apar", "--strip")
+    twice = pasta("annotate", out, tmp_path / "twice.jsonl")
+    assert twice.status == 2  # the list, and the text that speaks of tags
+    assert "pasta: 2 of 6 responses are annotated already, the first is that of '0'\n" in twice.err
+    again = pasta("annotate", source, tmp_path / "apar.jsonl", "--with", "apar")
     assert (again.status, again.out) == (0, "")
     assert f"6 rows in {tmp_path / 'apar.jsonl'}, 1 with a promise\n" in again.err
     assert strip(read(responses(tmp_path / "apar.jsonl")[0])) == LIST

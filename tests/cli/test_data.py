@@ -43,7 +43,7 @@ def test_what_cannot_be_built_is_told_in_a_line_and_not_written(
 ) -> None:
     out = tmp_path / "train.jsonl"
     for arguments, message in (
-        ((source, "--min-tokens", 99), "no row of 4 is left: {"),
+        ((source, "--max-total-tokens", 1), "no row of 4 is left: {"),
         ((source, source), f"{source}:1: id 'a' was used before"),
     ):
         found = pasta("data", "build", *arguments, "-o", out)

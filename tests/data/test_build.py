@@ -37,7 +37,6 @@ TWO = f"Two: {chunk('Apples are red.')} {chunk('Pears are green.')}"
         ({}, " ", "Because.", "empty"),
         ({}, "Why?", "a <async>b</async>", "malformed"),
         ({}, "Why?", TWO.replace("<", "\\<"), "annotated twice"),
-        ({"min_tokens": 8}, "Why?", TWO, "length"),
         ({"max_total_tokens": 8}, "But why?", TWO, "length"),
     ],
 )
@@ -49,7 +48,7 @@ def test_a_row_that_is_not_wanted_is_counted_under_its_reason(
 
 def test_a_row_that_is_wanted_stays_as_it_is() -> None:
     rows = rows_of(("But why?", TWO))
-    assert built(rows, min_tokens=7, max_total_tokens=9) == (rows, {})
+    assert built(rows, max_total_tokens=9) == (rows, {})
 
 
 def test_a_response_is_kept_once_and_a_prompt_as_often_as_wanted() -> None:

@@ -10,7 +10,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -27,7 +26,7 @@ from pasta_decoding.data.endpoint import KEY_VARIABLES, Endpoint
 from pasta_decoding.data.rows import Row, read_rows
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import sha256
-from pasta_decoding.lang import tree
+from pasta_decoding.lang.tree import in_text_form
 
 CountTokens = Callable[[str], int]
 
@@ -63,9 +62,6 @@ def annotate(
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="llm: requests at the same time.")] = 8,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
-    strip: Annotated[
-        bool, typer.Option("--strip", help="Take the tags out of annotated responses first.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Annotate plain responses: independent parts become promised chunks.
@@ -80,12 +76,11 @@ def annotate(
         annotator, settings = endpoint_annotator(base_url, model, concurrency, count_tokens)
     else:
         annotator = rule_annotator(with_, count_tokens)
-    rows = read_plain(source, limit, strip=strip)
+    rows = read_plain(source, limit)
     settings |= {
         "with": with_,
         "input": sha256(source)[:16],
         "tokens_of": counted_by and str(counted_by),
-        "strip": strip,
     }
     with bar(desc="annotating", total=len(rows)) as shown:
         done = run_job(rows, annotator, count_tokens, out, settings, shown.update)
@@ -130,18 +125,15 @@ def rule_annotator(name: str, count_tokens: CountTokens) -> Annotate:
     return partial(by_rule, find_parts, count_tokens)
 
 
-def read_plain(source: Path, limit: int | None, *, strip: bool) -> list[Row]:
-    """Return the rows to annotate. Raises PastaError if some are annotated and stay so.
+def read_plain(source: Path, limit: int | None) -> list[Row]:
+    """Return the rows to annotate. Raises PastaError if some are annotated already.
 
     Annotated again, all their tags would be text, and training would learn to write them so.
     """
     rows = list(read_rows(source))[:limit]
-    if strip:
-        return [replace(row, response=tree.strip(tree.read(row.response))) for row in rows]
-    if annotated := [row.id for row in rows if tree.in_text_form(row.response)]:
+    if annotated := [row.id for row in rows if in_text_form(row.response)]:
         raise PastaError(
             f"{len(annotated)} of {len(rows)} responses are annotated already, "
-            f"the first is that of {annotated[0]!r}",
-            hint="--strip takes their tags out first.",
+            f"the first is that of {annotated[0]!r}"
         )
     return rows

@@ -32,9 +32,6 @@ _WORD = re.compile(r"\w+")
 class Wanted:
     """What a row must be to stay. Lengths are in tokens of the model that will be trained."""
 
-    min_tokens: Annotated[
-        int, Option(min=0, help="Leave out shorter responses, counted without tags.")
-    ] = 1
     max_total_tokens: Annotated[
         int | None, Option(min=1, help="Leave out longer rows, counted with their prompt.")
     ] = None
@@ -65,9 +62,8 @@ def choose(
         yield "malformed", any(check(row.response, topic_required=False))
         yield "annotated twice", has_chunk(read(plain))
         yield "in an evaluation set", is_contaminated(row.instruction)
-        asked, said = map(count_tokens, (row.asked, plain))
         most = wanted.max_total_tokens or math.inf
-        yield "length", said < wanted.min_tokens or asked + said > most
+        yield "length", sum(map(count_tokens, (row.asked, plain))) > most
         yield "duplicate", key in kept
         yield "prompt often enough", of_prompt[key[0]] == wanted.per_prompt
 

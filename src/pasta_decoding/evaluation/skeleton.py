@@ -6,9 +6,7 @@ own, begun with the point itself, all of them side by side. The answer is their 
 point sees another one's text, and nothing is written behind them. The paper's router (SoT-R), a
 classifier that keeps questions away from the method that do not suit it, is left out.
 
-The prompts say what the paper's say, with two worked skeletons. What helps small models: a point is
-begun with a colon behind it; a heading that repeats an earlier one is left out; the skeleton stops
-at its tenth point or before another list, and a point where another one begins.
+The prompts say what the paper's say, with two worked skeletons, which small models need.
 
 The prompt of the second stage is computed once up to the number of the point, where the requests
 part; the authors' code feeds every point's prompt anew. This prefill is one step of the critical
