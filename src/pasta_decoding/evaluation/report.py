@@ -13,14 +13,12 @@ from pasta_decoding.data.lines import refuse_other_settings
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation import metrics
 from pasta_decoding.evaluation.metrics import Figures, Interval, Verdicts
-from pasta_decoding.evaluation.records import Record, Run, commit
+from pasta_decoding.evaluation.records import Record, Run
 from pasta_decoding.lang.tree import Chunk, Span, Sync, read
 
 BASELINES = ("sequential", "hf")
 _ALIKE = ("engine", "file_type", "max_tokens", "max_seconds", "sampling")
 """Settings that runs must have in common to be compared."""
-COLOURS = 8
-"""Threads of an answer are told apart by this many colours, then the colours come again."""
 _NAMES = {
     metrics.TOKENS_PER_STEP: "tokens per step",
     metrics.SPEEDUP_IN_STEPS: "speedup in steps",
@@ -114,7 +112,6 @@ def numbers(report: Report) -> dict[str, Any]:
         "baseline": report.baseline.label,
         "prompts": len(report.baseline.records),
         "notes": list(report.notes),
-        "commit": commit(),
         "runs": {
             line.run.label: {
                 "settings": dict(line.run.settings),
@@ -139,7 +136,6 @@ def render(report: Report) -> str:
     page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
     return page.render(
         report=report,
-        commit=commit(),
         plot=Markup(plot(report)),  # ours: matplotlib escapes names
         columns=[name for name in _NAMES if any(name in one.intervals for one in report.lines)],
         names=_NAMES,
@@ -151,19 +147,19 @@ def render(report: Report) -> str:
     )
 
 
-def threads(record: Record) -> Iterator[tuple[str, str, str]]:
-    """Yield the pieces of an answer as (class, title, text); each chunk has its own colour."""
+def threads(record: Record) -> Iterator[tuple[str, str, str, int]]:
+    """Yield the pieces of an answer as (class, title, text, hue); chunks have their own hues."""
     number = 0
     for node in read(record.annotated):
         match node:
             case Span(text):
-                yield "", "", text
+                yield "", "", text, 0
             case Chunk(topic, tokens, text):
-                title = f"thread {number + 1}: {topic or 'no topic'}, {tokens} tokens promised"
-                yield f"chunk c{number % COLOURS}", title, text
                 number += 1
+                title = f"thread {number}: {topic or 'no topic'}, {tokens} tokens promised"
+                yield "chunk", title, text, round(170 + 137.5 * number) % 360  # the golden angle
             case Sync():
-                yield "sync", "", "sync"
+                yield "sync", "", "sync", 0
 
 
 def plot(report: Report) -> str:
