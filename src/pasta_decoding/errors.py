@@ -39,6 +39,15 @@ def errors_as(message: str, *kinds: type[Exception]) -> Iterator[None]:
         raise PastaError(f"{message}: {reason[:300]}") from error
 
 
+def excerpt(found: object) -> str:
+    """Return the beginning of what came from elsewhere, printable and on one line."""
+    if isinstance(found, dict) and isinstance(found.get("message"), str):
+        found = found["message"]
+    text = " ".join((found if isinstance(found, str) else repr(found)).split())
+    text = text if text.isprintable() else ascii(text)[1:-1]
+    return text if len(text) <= 200 else text[:200] + " ..."
+
+
 def require(package: str, *, extra: str, doing: str) -> None:
     """Raise PastaError, with the command that installs it, unless `package` can be imported."""
     if find_spec(package) is None:

@@ -53,7 +53,7 @@ CHANGES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"response_format": {"type": "json_object"}}, "response_format.type", "response_format.type"),
     ({"add_generation_prompt": False}, "add_generation_prompt", "add_generation_prompt: Input"),
     ({"grammar": "root ::= x"}, "grammar", "grammar is not supported"),
-    ({LONG: 1}, "x" * 200 + "...", "xxxx"),
+    ({LONG: 1}, "x" * 200 + " ...", "xxxx"),
 ]
 
 
@@ -131,7 +131,7 @@ def test_a_prompt_that_is_none_is_refused(
         ("POST", CHAT, {**GOOD, "model": "x"}, 404, "there is no model 'x' here, but 'tiny'"),
         ("GET", "/v1/models/gpt-x", None, 404, "there is no model 'gpt-x' here, but 'tiny'"),
         ("GET", "/v1/nothing", None, 404, "Not Found: GET /v1/nothing"),
-        ("GET", "/" + "x" * 30_000, None, 404, f"{UNDER}GET /{'x' * 162}..."),
+        ("GET", "/" + "x" * 30_000, None, 404, f"{UNDER}GET /{'x' * 162} ..."),
         ("GET", CHAT, None, 405, f"Method Not Allowed: GET {CHAT}"),
         ("DELETE", "/", None, 405, "Method Not Allowed: DELETE /"),
     ],

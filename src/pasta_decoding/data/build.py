@@ -126,7 +126,6 @@ def measure_rows(rows: Iterable[Row], count_tokens: Callable[[str], int]) -> dic
     for row in rows:
         tree = read(row.response)
         measured = {
-            "prompt_tokens": count_tokens(row.asked),
             "plain_tokens": count_tokens(strip(tree)),
             "chunk_tokens": [count_tokens(node.text) for node in tree if isinstance(node, Chunk)],
             "syncs": sum(isinstance(node, Sync) for node in tree),
@@ -145,7 +144,6 @@ def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "with_chunk": len(promising),
         "chunks": len(chunk_tokens),
         "syncs": sum(row["syncs"] for row in rows),
-        "prompt_tokens": _spread([row["prompt_tokens"] for row in rows]),
         "plain_tokens": _spread([row["plain_tokens"] for row in rows]),
         "chunk_tokens": _spread(chunk_tokens),
         "ideal_speedup": _speedup(rows),

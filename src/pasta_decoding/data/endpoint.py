@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pasta_decoding.errors import PastaError, require
+from pasta_decoding.errors import PastaError, excerpt, require
 
 if TYPE_CHECKING:
     from openai import APIError, AsyncOpenAI
@@ -25,7 +25,6 @@ KEY_VARIABLES = ("PASTA_ENDPOINT_KEY", "OPENAI_API_KEY")
 _URL = re.compile(r"https?://(\[[\da-fA-F:]+\]|[^\s/:\[\]]+)(:\d+)?(/\S*)?")
 # Some chat templates write the first tag themselves.
 _THOUGHTS = re.compile(r"\A(\s*<think>)?((?!<think>).)*?</think>\s*", re.DOTALL)
-_EXCERPT_CHARS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ async def chat(
             content = "".join(part["text"] for part in content if part["type"] == "text")
         text = _THOUGHTS.sub("", content)
     except (ValueError, TypeError, AttributeError, LookupError) as error:
-        message = f"{endpoint.base_url} sent no chat completion: {_excerpt(raw.text)}"
+        message = f"{endpoint.base_url} sent no chat completion: {excerpt(raw.text)}"
         raise EndpointError("no completion", message) from error
     is_cut = getattr(choice, "finish_reason", None) == "length"
     if is_cut and (not text or text.lstrip().startswith("<think>")):
@@ -139,12 +138,7 @@ def _explained(endpoint: Endpoint, error: APIError) -> EndpointError:
         verb = "cannot be reached" if nobody else "broke the connection"
         status, said = "connection", f"{verb}: {error.__cause__} {tries}"
     else:
-        said = f"failed with status {status}: {_excerpt(error.message)}"
+        said = f"failed with status {status}: {excerpt(error.message)}"
     kind = status if isinstance(status, str) else f"status {status}"
     fatal = nobody or status in (401, 403, 404)
     return EndpointError(kind, f"{endpoint.base_url} {said}", fatal=fatal)
-
-
-def _excerpt(text: str) -> str:
-    shown = " ".join(text.split())
-    return shown if len(shown) <= _EXCERPT_CHARS else shown[:_EXCERPT_CHARS] + " ..."

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx2 as httpx
 
+from pasta_decoding.errors import excerpt
 from pasta_decoding.guided import GuidedParams, Kind
 from pasta_decoding.remote.stream import (
     BAN,
@@ -24,7 +25,6 @@ from pasta_decoding.remote.stream import (
     CompletionReader,
     RemoteError,
     checked_key,
-    excerpt,
 )
 from pasta_decoding.runtime.answer import Sent
 

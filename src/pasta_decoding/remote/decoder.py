@@ -14,12 +14,12 @@ from typing import Any
 import httpx2 as httpx
 
 from pasta_decoding.engines.base import Limits
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, excerpt
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.load import load_metadata
 from pasta_decoding.remote.client import ReplicaPool, Service, headers, is_retryable
 from pasta_decoding.remote.driver import AnswerWriter
-from pasta_decoding.remote.stream import RemoteError, excerpt
+from pasta_decoding.remote.stream import RemoteError
 from pasta_decoding.runtime.admission import check_fits
 from pasta_decoding.runtime.answer import Answer, Sent
 from pasta_decoding.runtime.decoder import Decoder, decoder_fields

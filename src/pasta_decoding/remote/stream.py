@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, excerpt
 from pasta_decoding.guided import XARG, GuidedParams, write_params
 from pasta_decoding.runtime.request import SamplingParams
 
@@ -24,7 +24,6 @@ MAX_BIASES = 1024
 BAN = -100.0
 """The bias of a banned token, and minus that of tokens of which one must come."""
 
-_EXCERPT_CHARS = 120
 _DIALECT = "it must know `return_token_ids`, `stop_token_ids` and `include_usage`, as vLLM does"
 
 
@@ -144,7 +143,7 @@ class CompletionReader:
         except (ValueError, RecursionError):
             event = None
         if not isinstance(event, dict):
-            raise _garbage(repr(content[:_EXCERPT_CHARS]))
+            raise _garbage(excerpt(repr(content)))
         if event.get("error"):
             raise RemoteError(f"it failed: {excerpt(event['error'])}", retryable=True)
         choices = event.get("choices")
@@ -210,14 +209,6 @@ def checked_key(key: str | None) -> str | None:
     if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
         raise PastaError("the API key is empty or has characters that no header can hold")
     return key
-
-
-def excerpt(found: object) -> str:
-    """Return the beginning of what a server said, on one line."""
-    if isinstance(found, dict) and isinstance(found.get("message"), str):
-        found = found["message"]
-    text = " ".join((found if isinstance(found, str) else repr(found)).split())
-    return text if len(text) <= _EXCERPT_CHARS else text[:_EXCERPT_CHARS] + " ..."
 
 
 def _garbage(what: str) -> RemoteError:

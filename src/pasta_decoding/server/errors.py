@@ -10,13 +10,12 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from pasta_decoding.errors import TOO_LONG, PastaError
+from pasta_decoding.errors import TOO_LONG, PastaError, excerpt
 from pasta_decoding.remote.stream import RemoteError
 from pasta_decoding.runtime.loop import ClosedError
 from pasta_decoding.server.requests import FIELDS
 from pasta_decoding.server.schema import ErrorDetail, ErrorReply
 
-MAX_EXCERPT_CHARS = 200
 TRY_AGAIN = {"Retry-After": "10"}
 
 
@@ -117,9 +116,3 @@ def _of_status(request: Request, error: HTTPException) -> ApiError:
         message = f"the API is under /v1; {message}"
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
     return ApiError(error.status_code, excerpt(message), code=code, headers=error.headers)
-
-
-def excerpt(text: str) -> str:
-    """Return a client's text, short and without control characters."""
-    shown = text if text.isprintable() else ascii(text)[1:-1]
-    return shown if len(shown) <= MAX_EXCERPT_CHARS else shown[:MAX_EXCERPT_CHARS] + "..."
