@@ -1,17 +1,22 @@
-"""Files and folders that are there whole or not at all."""
+"""Files and folders that are there whole or not at all, and caches that cannot be written."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 from uuid import uuid4
+
+scratch = cache(partial(TemporaryDirectory, prefix="pasta-"))  # it goes when the process ends
 
 
 @contextmanager
@@ -63,6 +68,18 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 def copy_whole(folder: Path, target: Path) -> None:
     with written_whole(target) as partial:
         shutil.copytree(folder, partial)
+
+
+def writable(folder: Path, what: str) -> Path:
+    """Return a cache's folder; a line and one for this process alone if it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        log = logging.getLogger("pasta_decoding")
+        log.warning("%s cannot be kept in %s: %s", what, folder, error.strerror or error)
+        return Path(scratch().name)
 
 
 def sha256(path: Path) -> str:

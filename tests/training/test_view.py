@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,7 @@ from pasta_decoding.lang.layout import (
 from pasta_decoding.lang.tree import Span, read, show
 from pasta_decoding.models.checkpoint import Base, Checkpoint, choose_tokens
 from pasta_decoding.models.load import Loaded, load_base
-from pasta_decoding.models.prompt import Message
+from pasta_decoding.models.template import Message
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.sft import (
     compile_answer,
@@ -118,9 +119,15 @@ def test_the_same_rows_teach_each_tokenizer_its_own_lengths(tmp_path: Path) -> N
 # Segments
 
 
-def encode(text: str) -> list[int]:
+class Characters:
     """One token a character, so that by hand `a` is 97."""
-    return [ord(character) for character in text]
+
+    def encode_text(self, text: str, *, behind: bool = False) -> list[int]:
+        assert behind == (text != "ab"), "a response begins once"
+        return [ord(character) for character in text]
+
+
+ENCODER: Any = Characters()
 
 
 RESPONSE = 'ab<promise topic="c d" tokens="20"/><async>ef</async><sync/>g'
@@ -134,7 +141,7 @@ SEGMENTS: list[Segment] = [
 
 
 def test_every_part_of_a_response_is_encoded_by_itself() -> None:
-    assert segments_of(read(RESPONSE), CONTROL, encode) == SEGMENTS
+    assert segments_of(read(RESPONSE), CONTROL, ENCODER) == SEGMENTS
 
 
 @pytest.mark.parametrize(
@@ -150,7 +157,7 @@ def test_a_promise_says_the_next_larger_length_of_its_chunk_in_these_tokens(
     topic: str, tokens: int, expected: PromiseRun
 ) -> None:
     tree = read(f'<promise{topic} tokens="20"/><async>{"b" * tokens}</async>')
-    assert segments_of(tree, CONTROL, encode)[0] == expected
+    assert segments_of(tree, CONTROL, ENCODER)[0] == expected
 
 
 def laid_out(max_tokens: int, *joinings: Joining) -> list[Layout]:

@@ -87,9 +87,9 @@ def _decode(
                 for row in inputs.tolist()
             ]
             for stream in streams:
-                for text in stream:
+                for n, text in enumerate(stream):
                     if streamer is not None:
-                        streamer.put(torch.tensor(decoder.encoder.encode_text(text)))
+                        streamer.put(torch.tensor(decoder.encoder.encode_text(text, behind=n > 0)))
     finally:
         if streamer is not None:
             streamer.end()

@@ -12,7 +12,7 @@ from typing import Any, Self
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.streams import Result, Start, Stream, events_of, text_of
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.prompt import Message
+from pasta_decoding.models.template import Message
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.loop import ClosedError, EngineLoop

@@ -19,6 +19,7 @@ from pasta_decoding.api.config import EngineConfig, check_name
 from pasta_decoding.api.model import Model
 from pasta_decoding.engines.support import release_openmp_threads
 from pasta_decoding.errors import PastaError, require
+from pasta_decoding.files import writable
 from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models import checkpoint as checkpoints
@@ -215,6 +216,7 @@ def _open_llama(files: ModelFiles) -> LocalDecoder:
         name = cached_name(files.base, adapter, file_type)
         path = files.cache / "gguf" / f"{name}.gguf"
         if not path.exists():
+            path = writable(path.parent, "the exported model") / path.name
             log.info("writing %s (once)", path)
             write_export(files.base, adapter, path, file_type)
     engine = LlamaEngine(path, cache_tokens=config.cache_tokens, threads=config.threads)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.prompt import ROLES, Message
+from pasta_decoding.models.template import ROLES, Message
 
 Found = Mapping[str, Any]
 _FORMS = ("instruction", "messages", "conversations", "prompt")

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from pasta_decoding.data.forms import COLUMNS, Found, judged_turns_of, text_of, turns_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import to_json, written_whole
-from pasta_decoding.models.prompt import Message
+from pasta_decoding.models.template import Message
 
 Parsed = TypeVar("Parsed")
 _FIELDS = ("id", "source", "instruction", "response")

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from pasta_decoding.engines.decoder import AttentionMetadata
 from pasta_decoding.engines.weights import Linear, ModelWeights, stored
-from pasta_decoding.files import written_whole
+from pasta_decoding.files import scratch, writable, written_whole
 from pasta_decoding.gguf_file import GgufTensor
 
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
@@ -163,8 +163,8 @@ def library() -> Any:
         _log.warning("steps take several times as long: there is no C++ compiler (install g++)")
         return None
     try:
-        found = ctypes.CDLL(str(_built(compiler, Path.home() / ".cache" / "pasta-decoding")))
-    except (OSError, subprocess.CalledProcessError) as error:
+        found = _loaded(compiler)
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         reason = next(iter(said.strip().splitlines()), "")
         _log.warning("steps take several times as long: no operators could be built (%s)", reason)
@@ -183,6 +183,16 @@ def library() -> Any:
     return found
 
 
+def _loaded(compiler: str) -> ctypes.CDLL:
+    """Load the library from the cache, or from elsewhere if nothing may be run there."""
+    path = _built(compiler, Path("~/.cache/pasta-decoding/operators").expanduser())
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        _log.warning("%s cannot be run: %s", path, error)
+        return ctypes.CDLL(str(_built(compiler, Path(scratch().name))))
+
+
 def _built(compiler: str, folder: Path) -> Path:
     """Return the library for these sources, this compiler and this processor: found, or built."""
     runtime = next(Path(torch.__file__).parent.glob("lib/lib*omp*.so*"), None)
@@ -196,10 +206,10 @@ def _built(compiler: str, folder: Path) -> Path:
     texts = [path.read_bytes() for path in (*sources, *sorted(HERE.glob("*.h")))]
     settings = " ".join([*FLAGS, *linked]).encode()
     digest = hashlib.sha256(b"\0".join([settings, defined, *texts])).hexdigest()[:16]
-    path = folder / "operators" / f"{digest}.so"
+    path = folder / f"{digest}.so"
     if not path.exists():
+        path = writable(folder, "the operators of the fast engine") / path.name
         _log.info("building the operators of the fast engine (once for this machine)")
-        path.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(path) as partial:
             command = [compiler, *FLAGS, *map(str, sources), *linked, "-o", str(partial)]
             subprocess.run(command, capture_output=True, text=True, check=True)

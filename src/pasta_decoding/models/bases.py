@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, errors_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,8 @@ def default_cache(environment: Mapping[str, str]) -> Path:
     if chosen := environment.get("PASTA_CACHE"):
         return Path(chosen).expanduser()
     base = environment.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "pasta-decoding"
+    with errors_as("PASTA_CACHE is not set, and there is no cache", RuntimeError):
+        return Path(base).expanduser() / "pasta-decoding"
 
 
 def named_base(model: Path | None) -> BaseModel | None:

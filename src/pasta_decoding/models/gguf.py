@@ -17,7 +17,8 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.gguf_file import WIDTHS, module_names, refuse_unread
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import Loaded
-from pasta_decoding.models.pretrained import load_config, template_end
+from pasta_decoding.models.pretrained import load_config
+from pasta_decoding.models.template import template_end
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter

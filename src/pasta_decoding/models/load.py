@@ -20,13 +20,8 @@ from pasta_decoding.models.checkpoint import (
     add_missing_tokens,
     choose_tokens,
 )
-from pasta_decoding.models.pretrained import (
-    errors_of,
-    from_pretrained,
-    load_config,
-    load_tokenizer,
-    template_end,
-)
+from pasta_decoding.models.pretrained import errors_of, from_pretrained, load_config, load_tokenizer
+from pasta_decoding.models.template import template_end
 
 DEFAULT_ADAPTER = BASES[DEFAULT_MODEL].adapter
 SEQUENTIAL = "sequential"

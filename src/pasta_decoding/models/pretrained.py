@@ -66,18 +66,6 @@ def load_tokenizer(base: Path) -> Any:
         return AutoTokenizer.from_pretrained(base, trust_remote_code=False)
 
 
-def template_end(tokenizer: Any) -> int | None:
-    """Return the added token that the chat template writes behind an answer, if there is one."""
-    talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "PastaAnswer"}]
-    try:
-        rendered = str(tokenizer.apply_chat_template(talk, tokenize=False))
-    except Exception:  # noqa: BLE001  somebody else's template, or none
-        return None  # encoding a prompt reports why
-    behind = rendered.partition("PastaAnswer")[2].lstrip()
-    ids = tokenizer.encode(behind, add_special_tokens=False)[:1]
-    return next((one for one in ids if one in tokenizer.get_added_vocab().values()), None)
-
-
 def errors_of(what: str, folder: Path) -> AbstractContextManager[None]:
     """Name the folder in whatever a library raises for the files of somebody else."""
     if not folder.exists():

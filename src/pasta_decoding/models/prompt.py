@@ -6,36 +6,21 @@ tokens. `<|im_end|>` in a user's message is therefore ten ordinary characters.
 
 For harmless text the ids equal those of `apply_chat_template`, except at the seams: a token
 never spans a border between template and content, so content that begins with line breaks
-right behind the template's own line break may be cut differently, and sentencepiece
-tokenizers that put a space in front of every text do so for every content.
+right behind the template's own line break may be cut differently.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from pasta_decoding.errors import TOO_LONG, PastaError, errors_as
+from pasta_decoding.errors import TOO_LONG, PastaError
+from pasta_decoding.models.template import ROLES, ChatTemplate, Message
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
     from transformers import PreTrainedTokenizerBase
-
-ROLES = ("system", "user", "assistant")
-
-# Letters and digits only: nothing that a template would escape, trim or split at.
-_PLACEHOLDER = re.compile(r"PastaContent(\d{6})Here")
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One turn of a conversation. `role` is one of `ROLES`; `content` is foreign text."""
-
-    role: str
-    content: str
 
 
 class PromptEncoder:
@@ -51,87 +36,109 @@ class PromptEncoder:
         """`forbidden_ids`: control tokens that are ordinary entries of the vocabulary."""
         self._tokenizer = tokenizer
         self._foreign, dropped_ids = _without_added_tokens(tokenizer)
-        self._forbidden = dropped_ids | frozenset(forbidden_ids)
+        self._control = frozenset(forbidden_ids)
+        self._forbidden = dropped_ids | self._control
+        self._line, behind_line = (
+            self._foreign.encode(text, add_special_tokens=False).ids for text in ("\n", "\na")
+        )
+        self._puts_blanks = behind_line != [*self._line, *self.encode_text("a")]
+        # The tokenizer may also put a token behind a text, which a prompt goes on from.
+        first = self.encode_text("a")[0]
+        with_ends = tokenizer.encode("a", add_special_tokens=True)
+        self._opening = with_ends[: with_ends.index(first)]
+        self._template = None if tokenizer.chat_template is None else ChatTemplate(tokenizer)
 
     def encode(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> list[int]:
         _check_conversation(messages)
         _refuse_longer(len(messages), "messages", max_tokens)
         contents = [message.content for message in messages]
-        if self._tokenizer.chat_template is None:
+        if self._template is None:
             return self.encode_plain("\n\n".join(contents), max_tokens=max_tokens)
         self._refuse_huge(contents, max_tokens)
-        ids = self._encode_by_template(messages)
+        ids = self._encode_by(self._template, messages)
         _refuse_longer(len(ids), "tokens", max_tokens)
         return ids
 
     def encode_plain(self, text: str, *, max_tokens: int | None = None) -> list[int]:
         """Return the ids of a text to go on from: no chat template, but what begins a text."""
         self._refuse_huge([text], max_tokens)
-        opening = self._tokenizer.encode("", add_special_tokens=True)
-        ids = [*opening, *self.encode_text(text)]
+        ids = [*self._opening, *self.encode_text(text)]
         _refuse_longer(len(ids), "tokens", max_tokens)
         return ids
 
-    def encode_text(self, text: str) -> list[int]:
-        """Return the ids of foreign text by itself; never a special or control token."""
+    def encode_text(self, text: str, *, behind: bool = False) -> list[int]:
+        """Return the ids of foreign text, never special ones; no blank comes before it `behind`."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             message = f"the text is not valid UTF-8, at character {error.start + 1}"
             raise PastaError(message) from error
-        encoding = self._foreign.encode(text, add_special_tokens=False)
-        if self._forbidden.isdisjoint(encoding.ids):
-            return list(encoding.ids)
+        lead, skipped = ("\n", len(self._line)) if behind and self._puts_blanks else ("", 0)
+        encoding = self._foreign.encode(lead + text, add_special_tokens=False)
+        if encoding.ids[:skipped] != self._line[:skipped]:
+            return self.encode_text(text)
+        ids: list[int] = encoding.ids[skipped:]
+        if self._forbidden.isdisjoint(ids):
+            return ids
         # The model's vocabulary itself spells a forbidden token (some tokenizers look whole
         # words up before they merge). Cut inside it and encode the parts on their own.
         cuts = {0, len(text)}
-        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+        for token, (start, end) in zip(ids, encoding.offsets[skipped:], strict=True):
             if token in self._forbidden:
-                cuts.add(start + 1)
+                cuts.add(start + 1 - len(lead))
                 if end - start < 2:
                     only = self._tokenizer.convert_ids_to_tokens(token)
                     raise PastaError(
                         "the text holds a character that this tokenizer can only write as "
-                        f"{only!r}, at character {start + 1}"
+                        f"{only!r}, at character {start + 1 - len(lead)}"
                     )
-        parts = (text[start:end] for start, end in pairwise(sorted(cuts)))
-        return [token for part in parts for token in self.encode_text(part)]
+        parts = [text[start:end] for start, end in pairwise(sorted(cuts))]
+        found = self.encode_text(parts[0], behind=behind)
+        return found + [one for part in parts[1:] for one in self.encode_text(part, behind=True)]
 
-    def _encode_by_template(self, messages: Sequence[Message]) -> list[int]:
-        names = [f"PastaContent{index:06}Here" for index in range(len(messages))]
-        rendered = self._render(messages, names)
-        # A template that trims contents renders padded placeholders as it does bare ones.
-        trims = self._render(messages, [f" {name} " for name in names]) == rendered
+    def _encode_by(self, template: ChatTemplate, messages: Sequence[Message]) -> list[int]:
+        rendered = template.render(messages, [message.content for message in messages])
+        shown = template.cut(messages, rendered)
+        if shown is None:
+            return self._encode_whole(template, messages, rendered)
         ids: list[int] = []
-        for piece, index in self._pieces(rendered, len(messages)):
-            ids += self._tokenizer.encode(
-                piece, add_special_tokens=False, split_special_tokens=False
-            )
-            if index is not None:
-                content = messages[index].content
-                ids += self.encode_text(content.strip() if trims else content)
+        for piece, content in shown:
+            own, behind = self._seam(piece, behind=bool(ids))
+            ids += [*own, *self.encode_text(content, behind=behind)]
         return ids
 
-    def _render(self, messages: Sequence[Message], contents: Sequence[str]) -> str:
-        turns = zip(messages, contents, strict=True)
-        talk = [{"role": message.role, "content": content} for message, content in turns]
-        refused = f"the chat template of {self._name()} refuses this conversation"
-        with errors_as(refused, Exception):
-            rendered = self._tokenizer.apply_chat_template(
-                talk, tokenize=False, add_generation_prompt=True
-            )
-        assert isinstance(rendered, str), "one conversation renders to one text"
-        return rendered
+    def _seam(self, piece: str, *, behind: bool) -> tuple[list[int], bool]:
+        """Return the ids of template text, and whether the content behind it brings no blank."""
+        if not self._puts_blanks:
+            return self._encode_acting(piece), True
+        texts = (piece.removesuffix(" "), piece, f"{piece}a")
+        bare, own, whole = (self._encode_acting(text, behind=behind) for text in texts)
+        brought = whole == [*bare, *self.encode_text("a")]
+        return (bare, False) if brought else (own, True)
 
-    def _pieces(self, rendered: str, contents: int) -> Iterator[tuple[str, int | None]]:
-        """Cut at the placeholders: (template text, which content follows it)."""
-        parts = _PLACEHOLDER.split(rendered)
-        indices = [int(index) for index in parts[1::2]]
-        if sorted(indices) != list(range(contents)):
-            raise PastaError(
-                f"the chat template of {self._name()} does not show every message exactly once"
-            )
-        return zip(parts[::2], [*indices, None], strict=True)
+    def _encode_acting(self, text: str, *, behind: bool = False) -> list[int]:
+        """Encode a template's text, in which special tokens act."""
+        settings = {"add_special_tokens": False, "split_special_tokens": False}
+        ids: list[int] = self._tokenizer.encode(f"\n{text}" if behind else text, **settings)
+        skipped = len(self._line) if behind else 0
+        is_apart = ids[:skipped] == self._line[:skipped]
+        return ids[skipped:] if is_apart else self._encode_acting(text)
+
+    def _encode_whole(
+        self, template: ChatTemplate, messages: Sequence[Message], rendered: str
+    ) -> list[int]:
+        """Encode contents with a template that looks into them; refuse any that could act."""
+        added = [text for text in self._tokenizer.get_added_vocab() if not text.isspace()]
+        edges = {character for text in added for character in (text[0], text[-1])}
+        marked = template.render(messages, [f"\u200b{one.content}\u200b" for one in messages])
+        ids = self._encode_acting(rendered)
+        acts = [one for one in ids if one in self._forbidden]
+        # A token that covers a content would be broken by marks around it.
+        seams = acts != [one for one in self._encode_acting(marked) if one in self._forbidden]
+        clear = all(edges.isdisjoint(message.content) for message in messages)
+        if seams or not clear or not self._control.isdisjoint(ids):
+            raise PastaError(f"{template.name} looks into messages, and one could be taken for it")
+        return ids
 
     def _refuse_huge(self, texts: Sequence[str], max_tokens: int | None) -> None:
         """Refuse a huge text before time and memory go into tokenising it."""
@@ -140,9 +147,6 @@ class PromptEncoder:
             longest = max(map(len, self._foreign.get_vocab()), default=1)
             if characters > max_tokens * longest:
                 _refuse_longer(characters, "characters", max_tokens)
-
-    def _name(self) -> str:
-        return self._tokenizer.name_or_path or "this tokenizer"
 
 
 def _without_added_tokens(

@@ -19,7 +19,8 @@ from pasta_decoding.files import sha256
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, BaseModel, model_path, named_base
 from pasta_decoding.models.load import NO_ADAPTER, known_base
 
-HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt")
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
+OLD_WEIGHTS = "pytorch_model*.bin"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _log = logging.getLogger("pasta_decoding")
 
@@ -69,7 +70,10 @@ def find_base(
     from tqdm.auto import tqdm
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), tqdm_class=tqdm))
+        folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILES), tqdm_class=tqdm))
+        if next(folder.glob("*.safetensors"), None) is None:
+            snapshot_download(name, allow_patterns=OLD_WEIGHTS, tqdm_class=tqdm)
+        return folder
     # The client lets errors of its transport library through, and which library that is
     # changes from release to release.
     except Exception as error:

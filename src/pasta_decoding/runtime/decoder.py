@@ -12,7 +12,8 @@ from pasta_decoding.errors import TOO_LONG, PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SHARED_MAX, Scheme, scheme_named
 from pasta_decoding.models.load import Loaded
-from pasta_decoding.models.prompt import Message, PromptEncoder
+from pasta_decoding.models.prompt import PromptEncoder
+from pasta_decoding.models.template import Message
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.request import Priority, Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler

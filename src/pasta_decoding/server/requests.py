@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from pasta_decoding.api.config import GenerationConfig
-from pasta_decoding.models.prompt import Message
+from pasta_decoding.models.template import Message
 from pasta_decoding.server.schema import Wire
 
 MAX_CHOICES = 16

@@ -38,7 +38,8 @@ from pasta_decoding.lang.layout import ChunkRun, Run, lay_out
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import read, strip
 from pasta_decoding.models.load import load_model
-from pasta_decoding.models.prompt import Message, PromptEncoder
+from pasta_decoding.models.prompt import PromptEncoder
+from pasta_decoding.models.template import Message
 from pasta_decoding.training.sample import Sample
 from pasta_decoding.training.view import score_layouts
 

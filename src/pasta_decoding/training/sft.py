@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
@@ -149,15 +149,16 @@ def compile_groups(
     added = loaded.tokenizer.added_tokens_decoder.values()
     special = tuple(one.content for one in added if one.special)
     found: list[list[Layout]] = []
+    end = loaded.end
     left_out: dict[str, list[str]] = {}
     for rows in groups:
         laid: list[Layout] = []
         try:
             for row in rows:
                 _refuse_rendered(row, special)
-                segments = segments_of(_taught(row.response, config), control, encoder.encode_text)
+                segments = segments_of(_taught(row.response, config), control, encoder)
                 prompt = encoder.encode(row.conversation)
-                laid += compile_answer(prompt, segments, control.async_close, loaded.end, config)
+                laid += compile_answer(prompt, segments, control.async_close, end, config)
             if len(rows) > 1 and laid[0] == laid[1]:
                 raise PastaError("both answers are the same")
             found.append(laid)
@@ -217,19 +218,18 @@ def compile_answer(
     return laid
 
 
-def segments_of(
-    tree: Tree, control: ControlTokens, encode: Callable[[str], Sequence[int]]
-) -> list[Segment]:
+def segments_of(tree: Tree, control: ControlTokens, encoder: PromptEncoder) -> list[Segment]:
     """Encode an annotated response piece by piece; no token ever spans a tag.
 
     Promises say the lengths that the chunks have in these tokens, whoever annotated it and with
     which tokenizer: the numbers of the text form are advice.
     """
     segments: list[Segment] = []
+    encode = partial(encoder.encode_text, behind=True)
     for node in tree:
         match node:
             case Span(text):
-                segments.append(Run(tuple(encode(text))))
+                segments.append(Run(tuple(encoder.encode_text(text, behind=bool(segments)))))
             case Chunk(topic, _, text):
                 body = tuple(encode(text))
                 bucket = control.bucket(len(body))
