@@ -189,7 +189,7 @@ def _loaded(compiler: str) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        _log.warning("%s cannot be run: %s", path, error)
+        _log.warning("what is built cannot be run there: %s", error)
         return ctypes.CDLL(str(_built(compiler, Path(scratch().name))))
 
 
