@@ -1,7 +1,5 @@
 """The families of the README, tiny, with the settings, tokenizers and templates of their files."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +28,7 @@ from pasta_decoding.models.pretrained import load_config
 from tests.checkpoint import torch_decoder
 from tests.models.test_gguf import qwen_tokenizer, smollm_tokenizer
 from tests.server.running import CHAT, GOOD, running
-from tests.shapes import gemma_tokenizer, llama3_tokenizer
+from tests.shapes import TEMPLATES, gemma_tokenizer, llama3_tokenizer
 from tests.tiny import SHAPE, seeded
 from tests.training.tiny_runs import CONFIG, files, train
 
@@ -38,42 +36,11 @@ TRAINING = replace(CONFIG, max_steps=2, save_every_steps=1, packs_per_step=1, lo
 ASKED: dict[str, Any] = {"max_tokens": 40, "eagerness": 9.0}
 QUESTION = " What are two good habits?\n"
 
-LLAMA2 = (
-    "{% if messages[0]['role'] == 'system' %}{% set rest = messages[1:] %}"
-    "{% set system = '<<SYS>>\n' + messages[0]['content'].strip() + '\n<</SYS>>\n\n' %}"
-    "{% else %}{% set rest = messages %}{% set system = '' %}{% endif %}{% for m in rest %}"
-    "{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + (system if loop.first else '') "
-    "+ m['content'].strip() + ' [/INST]' }}"
-    "{% else %}{{ ' ' + m['content'].strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
-)
-PHI3 = (
-    "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '<|end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
-)
-GEMMA3 = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
-    "{% set first = messages[0]['content'] + '\n\n' %}{% set rest = messages[1:] %}"
-    "{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}{% for m in rest %}"
-    "{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n' "
-    "+ (first if loop.first else '') + m['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
-)
-# Thoughts leave the history.
-QWEN3 = (
-    "{% for m in messages %}{% set content = m.content.split('</think>')[-1].lstrip('\n') "
-    "if m.role == 'assistant' else m.content %}"
-    "{{ '<|im_start|>' + m.role + '\n' + content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-# A switch in the system message changes the text around it, and behind all messages.
-SMOLLM3 = (
-    "{% set system = messages[0].content if messages[0].role == 'system' else '' %}"
-    "{% set mode = '/no_think' if '/no_think' in system else '/think' %}"
-    "{{ '<|im_start|>system\nReasoning Mode: ' + mode + '\n\n' "
-    "+ system.replace('/no_think', '').rstrip() + '<|im_end|>\n' }}{% for m in messages %}"
-    "{% if m.role != 'system' %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
-    "{% endif %}{% endfor %}{{ '<|im_start|>assistant\n' }}"
-    "{% if mode == '/no_think' %}{{ '<think>\n\n</think>\n' }}{% endif %}"
+# Qwen 3 leaves thoughts out of the history. SmolLM 3 has a switch in the system message, which changes
+# the text around it, and behind all messages.
+LLAMA2, PHI3, GEMMA3, QWEN3, SMOLLM3 = (
+    (TEMPLATES / f"{name}-tiny.jinja").read_text(encoding="utf-8")
+    for name in ("llama2", "phi3", "gemma3", "qwen3", "smollm3")
 )
 
 
