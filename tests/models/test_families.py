@@ -36,8 +36,8 @@ TRAINING = replace(CONFIG, max_steps=2, save_every_steps=1, packs_per_step=1, lo
 ASKED: dict[str, Any] = {"max_tokens": 40, "eagerness": 9.0}
 QUESTION = " What are two good habits?\n"
 
-# Qwen 3 leaves thoughts out of the history. SmolLM 3 has a switch in the system message, which changes
-# the text around it, and behind all messages.
+# Qwen 3 leaves thoughts out of the history. SmolLM 3 has a switch in the system message: it changes
+# the text around that message, and behind all messages.
 LLAMA2, PHI3, GEMMA3, QWEN3, SMOLLM3 = (
     (TEMPLATES / f"{name}-tiny.jinja").read_text(encoding="utf-8")
     for name in ("llama2", "phi3", "gemma3", "qwen3", "smollm3")
