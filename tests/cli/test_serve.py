@@ -79,12 +79,13 @@ def test_options_reach_the_backends_and_the_application(
     allowed = [part for origin in origins for part in ("--allow-origin", origin)]
     limits = ("--target-ms-per-token", 40, "--max-requests", 3)
     backends, settings, said = serve(
-        *(*limits, *allowed, "--name", "mine", "--api-key", "sesame"),
+        *(*limits, *allowed, "--name", "mine", "--api-key", "sesame", "--log-level", "error"),
         *("--baseline", tiny_checkpoint.adapter),
     )
     assert list(backends) == ["mine", "adapter"]
     assert backends["mine"].load == Load(3, target_ms_per_token=40)
     assert (settings.api_key, settings.origins) == ("sesame", origins)
+    assert settings.log_level == "error"
     assert "the baseline, adapter, is loaded at the first race" in said
     assert backends["adapter"].decoder is None
 

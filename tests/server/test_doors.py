@@ -1,6 +1,7 @@
 """Who may ask, and how much of it: each limit has one request that goes beyond it."""
 
 import json
+import logging
 import socket
 from contextlib import ExitStack, suppress
 
@@ -152,6 +153,20 @@ def test_an_error_that_nobody_expected_is_500_and_only_the_log_knows_why(
     assert "secret" not in json.dumps(failed.error)
     assert "a secret" in caplog.text
     assert server.metric('pasta_requests_total{status="500"}') == 1
+
+
+def test_each_request_is_a_bounded_line_of_the_log(
+    server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "pasta_decoding.server"):
+        name = server.ask(CHAT, GOOD).headers["x-request-id"]
+        server.ask("/v1/" + "x" * 5000)
+        server.ask("/v1/%0d%0aforged%1b[31m")
+        until(lambda: len(caplog.records) >= 3)
+    lines = [record.getMessage() for record in caplog.records]
+    assert any(line.startswith(f"{name} 127.0.0.1 POST {CHAT} 200 ") for line in lines)
+    assert all(len(line) < 400 and line.isprintable() for line in lines)
+    assert "Hello" not in json.dumps(lines), "what is asked is nobody's business"
 
 
 def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_script(

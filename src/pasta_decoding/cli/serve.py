@@ -68,6 +68,7 @@ def serve(
         if key is None and not is_loopback(listener):
             say("anybody who reaches this address may ask: --api-key keeps them out")
         say(f"{name} at {address(listener)}")
+        logging.getLogger("pasta_decoding.server").setLevel(settings.log_level.upper())
         for handler in logging.getLogger("pasta_decoding").handlers:
             handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         app = create_app(backends, metrics, replace(settings, api_key=key, hosts=own_names))

@@ -12,6 +12,7 @@ import re
 import resource
 import secrets
 import socket
+import time
 from collections.abc import Sequence
 
 import psutil
@@ -21,7 +22,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from pasta_decoding.errors import errors_as
+from pasta_decoding.errors import errors_as, excerpt
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.errors import ApiError, failure
 from pasta_decoding.server.metrics import Metrics
@@ -120,26 +121,25 @@ def http_server(app: FastAPI, backends: Sequence[Backend], drain_seconds: float 
 
 
 class Guard:
-    """The middleware: asks for the key, bounds bodies, names and counts requests."""
+    """The middleware: asks for the key, bounds bodies, names, counts and logs requests."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics, settings: Settings) -> None:
         self._app, self._metrics, self._settings = app, metrics, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it; count its reply and name it."""
+        """Pass a request on, or refuse it; count its reply, name it, and write a line about it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        began_s, status = time.perf_counter(), "-"
         given = Headers(scope=scope).get("x-request-id", "")
         name = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
 
-        has_begun = False
-
         async def named(message: Message) -> None:
-            nonlocal has_begun
+            nonlocal status
             if message["type"] == "http.response.start":
-                has_begun = True
-                self._metrics.count("requests", 1, str(message["status"]))
+                status = str(message["status"])
+                self._metrics.count("requests", 1, status)
                 sent = MutableHeaders(scope=message)
                 sent["X-Request-Id"], sent["X-Content-Type-Options"] = name, "nosniff"
             await send(message)
@@ -150,9 +150,13 @@ class Guard:
             await refusal.response()(scope, receive, named)
         except Exception as error:
             log.exception("%s failed", name)
-            if has_begun:  # the connection breaks off
+            if status != "-":  # the reply had begun: the connection breaks off
                 raise
             await failure(error).response()(scope, receive, named)
+        finally:
+            client, seconds = (scope.get("client") or ("-",))[0], time.perf_counter() - began_s
+            what = f"{scope['method']} {excerpt(scope['path'])}"
+            log.info("%s %s %s %s %.3f s", name, client, what, status, seconds)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Slashes too many change nothing, and HEAD is GET: uvicorn drops the body.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Option
 
@@ -20,6 +20,10 @@ class Settings:
         str, Option(help="Address to listen on; only this machine's is safe without a key.")
     ] = "127.0.0.1"
     port: Annotated[int, Option(help="Port; 0 takes a free one.")] = 8000
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Option(metavar="LEVEL", help="debug, info (a line for each request), warning or error."),
+    ] = "warning"
     api_key: Annotated[
         str | None,
         Option(envvar="PASTA_API_KEY", help="Ask clients for this key.", show_envvar=True),
