@@ -78,7 +78,7 @@ def request_of(decoder: LocalDecoder, task: Task, max_tokens: int, *, parallel: 
     segments: list[Segment] = [Run(tuple(plain_ids(decoder, task)))]
     if parallel:
         tree = task.tree if decoder.topic else without_topics(task.tree)
-        segments = segments_of(tree, decoder.vocabulary.control, decoder.encoder.encode_text)
+        segments = segments_of(tree, decoder.vocabulary.control, decoder.encoder)
     prompt = decoder.prompt_ids(task.prompt, max_tokens)
     return replay(decoder, prompt, segments, decoder.vocabulary.end)
 

@@ -43,9 +43,8 @@ class PromptEncoder:
         )
         self._puts_blanks = behind_line != [*self._line, *self.encode_text("a")]
         # The tokenizer may also put a token behind a text, which a prompt goes on from.
-        first = self.encode_text("a")[0]
-        with_ends = tokenizer.encode("a", add_special_tokens=True)
-        self._opening = with_ends[: with_ends.index(first)]
+        own, with_ends = self.encode_text("a"), tokenizer.encode("a", add_special_tokens=True)
+        self._opening = with_ends[: with_ends.index(own[0])] if own else with_ends
         self._template = None if tokenizer.chat_template is None else ChatTemplate(tokenizer)
 
     def encode(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> list[int]:
