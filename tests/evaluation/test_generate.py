@@ -12,8 +12,9 @@ from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.rows import Question, question_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.generate import Job, Plan, ask_all, generate
-from pasta_decoding.evaluation.methods import Asking, Method, make_method
+from pasta_decoding.evaluation.methods import Ask, Method, make_method
 from pasta_decoding.evaluation.records import Record, begin_run, read_records
+from pasta_decoding.runtime.asking import Asking
 from pasta_decoding.runtime.decoder import LocalDecoder
 from tests.cli.conftest import interrupted
 from tests.evaluation.puppet import puppet
@@ -61,11 +62,11 @@ class Runs:
     def loader(self, label: str) -> Callable[[], Method]:
         inner = sequential(puppet(echo))
 
-        def ask(question: Question) -> Asking:
+        def answer(question: Question, ask: Ask) -> Asking[Record]:
             self.asked.append((label, question.instruction))
-            return inner.ask(question)
+            return inner.ask(question, ask)
 
-        return lambda: Method(inner.decoder, ask)
+        return lambda: Method(inner.decoder, answer)
 
     def lines(self, label: str = "a") -> list[str]:
         return (self.out / label / "records.jsonl").read_text().splitlines()
@@ -152,13 +153,13 @@ def test_an_answer_that_stands_still_has_failed_and_one_that_is_slow_or_waits_ha
         add=lambda _: still, step=lambda: None, cancel=lambda _: None, close=lambda: None
     )
 
-    def ask(_: Question) -> Asking:
-        yield [stuck]
+    def answer(_: Question, ask: Ask) -> Asking[Record]:
+        yield from ask([stuck])
         raise AssertionError("there is no answer")
 
     decoder: Any = SimpleNamespace(scheduler=lambda **_: stuck)
     plan = Plan(clock=FakeClock(), max_seconds=12)
-    [failed] = ask_all(Method(decoder, ask), QUESTIONS[:1], plan)
+    [failed] = ask_all(Method(decoder, answer), QUESTIONS[:1], plan)
     assert (failed.error, failed.seconds) == ("nothing was computed for 12 s", 12)
 
 

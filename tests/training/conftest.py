@@ -14,9 +14,3 @@ def finished(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathF
     out = tmp_path_factory.mktemp("sft") / "out"
     train(tiny_checkpoint.base, out)
     return out
-
-
-@pytest.fixture(autouse=True)
-def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes as long as five steps, and `finished` does it."""
-    monkeypatch.setattr("pasta_decoding.training.sft.plot_losses", lambda _out: None)

@@ -129,7 +129,7 @@ def settings_of_start(found: dict[str, Any]) -> dict[str, Any]:
 
 def require_training(config: Config) -> None:
     """Refuse to train without what the extra `train` brings, or a tracker that is asked for."""
-    for package in ("accelerate", "peft", "matplotlib"):
+    for package in ("accelerate", "peft"):
         require(package, extra="train", doing="training")
     for name in config.report_to:
         if find_spec(name) is None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -21,12 +20,9 @@ from typing import Any
 from uuid import uuid4
 
 from pasta_decoding.data.rows import Question
-from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.methods import Method, Stage
+from pasta_decoding.evaluation.methods import Ask, Method
 from pasta_decoding.evaluation.records import Record, Run, begin_run
-
-FAILURES = (PastaError, RuntimeError)
-"""What an engine raises if it cannot: torch and llama.cpp report a failed pass as the second."""
+from pasta_decoding.runtime.asking import FAILURES, Asking, ask, run_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,64 +128,17 @@ def ask_all(method: Method, questions: Iterable[Question], plan: Plan) -> Iterat
     A question that cannot be asked, that the engine fails in, or that takes too long gives a record
     with an error. Leaving early cancels the others.
     """
-    scheduler = method.decoder.scheduler(clock=plan.clock)
-    waiting = iter(questions)
-    running: list[Generator[None, None, Record]] = []
-    try:
-        while True:
-            running += [
-                _answer(method, question, scheduler, plan)
-                for question in islice(waiting, plan.max_concurrency - len(running))
-            ]
-            if not running:
-                return
-            for one in list(running):
-                try:
-                    next(one)
-                except StopIteration as over:
-                    running.remove(one)
-                    yield over.value
-            with suppress(*FAILURES):  # the questions that it ended find out above
-                scheduler.step()
-    finally:
-        for one in running:
-            one.close()
-        scheduler.close()
+    with closing(method.decoder.scheduler(clock=plan.clock)) as scheduler:
+        answers = partial(ask, scheduler, max_seconds=plan.max_seconds, clock=plan.clock)
+        asking = (_recorded(method, question, answers, plan) for question in questions)
+        yield from run_all(scheduler, asking, plan.max_concurrency)
 
 
-def _answer(
-    method: Method, question: Question, scheduler: Any, plan: Plan
-) -> Generator[None, None, Record]:
-    """Ask one question, stage by stage; yield between the engine's steps, and return its record."""
+def _recorded(method: Method, question: Question, answers: Ask, plan: Plan) -> Asking[Record]:
     began_s = plan.clock()
-    asking = method.ask(question)
-    resume: Callable[[], Stage] = partial(next, asking)
-    asked: list[Any] = []
     try:
-        while True:
-            asked.extend(scheduler.add(one) for one in resume())
-            yield from _waiting(asked, plan)
-            found = [one.result() for one in asked]
-            asked.clear()
-            resume = partial(asking.send, [answer for answer in found if answer is not None])
-    except StopIteration as over:
-        record: Record = over.value
+        record = yield from method.ask(question, answers)
         return replace(record, seconds=plan.clock() - began_s)
     except FAILURES as error:
         reason = str(error) or type(error).__name__
         return Record(**asdict(question), error=reason, seconds=plan.max_seconds)
-    finally:
-        for one in asked:
-            scheduler.cancel(one)
-
-
-def _waiting(asked: Sequence[Any], plan: Plan) -> Iterator[None]:
-    """Yield until all are answered. Raises PastaError if nothing is computed for too long."""
-    before, last_s = [0], plan.clock()
-    while missing := [one for one in asked if one.result() is None]:
-        computed = [one.computed for one in missing]
-        if computed != before or not any(computed):
-            before, last_s = computed, plan.clock()
-        elif plan.clock() - last_s > plan.max_seconds:
-            raise PastaError(f"nothing was computed for {plan.max_seconds:g} s")
-        yield

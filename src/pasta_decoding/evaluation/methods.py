@@ -1,13 +1,12 @@
 """The methods of `eval generate`: how they are named, and how each answers a question.
 
-A method asks by a generator. It yields stages and is sent their answers; in the end it returns the
-record of the question. It knows no clock and no scheduler, so that the same lines run alone, for
-timing, and beside other questions, for throughput.
+A method answers by a generator, which returns the record of the question. It knows no clock and no
+scheduler, so that the same lines run alone, for timing, and beside other questions, for throughput.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -25,17 +24,15 @@ from pasta_decoding.lang.tree import Span, show
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, BaseModel, named_base
 from pasta_decoding.models.load import NO_ADAPTER
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.asking import Asking
 from pasta_decoding.runtime.decoder import Decoder, LocalDecoder
 from pasta_decoding.runtime.request import Request, SamplingParams
 
 LOOKUP_TOKENS = 10
 """The most that prompt lookup drafts at once, as transformers' own candidate generator has it."""
 
-Stage = Sequence[Request]
-"""Requests that are decoded side by side; what their prompts begin with alike is computed once."""
-
-Asking = Generator[Stage, list[Answer], Record]
-"""One question under way: it yields stages, is sent their answers in order, and returns."""
+Ask = Callable[[Sequence[Request]], Asking[list[Answer]]]
+"""Decodes requests side by side; what their prompts begin with alike is computed once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class Method:
     """
 
     decoder: Decoder
-    ask: Callable[[Question], Asking]
+    ask: Callable[[Question, Ask], Asking[Record]]
 
 
 NAMES = ("sequential", "pasta", "sot", "apar", "hf", "lookup")
@@ -116,10 +113,12 @@ def of_question(config: GenerationConfig, question: Question, part: int = 0) -> 
     return replace(config.sampling(), seed=int.from_bytes(sha256(named).digest()[:4], "big"))
 
 
-def ask_pasta(decoder: Decoder, config: GenerationConfig, question: Question) -> Asking:
+def ask_pasta(
+    decoder: Decoder, config: GenerationConfig, question: Question, ask: Ask
+) -> Asking[Record]:
     """Answer by one request: in parallel, or as the sequential baseline (`config.parallel`)."""
     sampling = of_question(config, question)
-    [answer] = yield [decoder.request(question.instruction, config.rules, sampling)]
+    [answer] = yield from ask([decoder.request(question.instruction, config.rules, sampling)])
     return record_of(decoder, question, answer)
 
 
@@ -129,7 +128,8 @@ def ask_hf(
     lookup_tokens: int | None,
     config: GenerationConfig,
     question: Question,
-) -> Asking:
+    _ask: Ask,
+) -> Asking[Record]:
     """Answer by `generate` of the package transformers, one answer at a time: it blocks.
 
     Alone it is a sequential baseline. With prompt lookup (Saxena 2023) it drafts what followed the

@@ -26,11 +26,12 @@ from dataclasses import asdict, replace
 
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.rows import Question
-from pasta_decoding.evaluation.methods import Asking, of_question
+from pasta_decoding.evaluation.methods import Ask, of_question
 from pasta_decoding.evaluation.records import Record, record_of
 from pasta_decoding.lang.measures import repetitions
 from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, show, strip, valid_tokens, valid_topic
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.asking import Asking
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
@@ -70,7 +71,9 @@ SKELETON_SHARE = 1 / 3  # of the answer's tokens; ten points of five words need 
 _POINT = re.compile(r"^[ \t*#-]*(\d{1,2})[.)][ \t*]*(\S.*)$", re.MULTILINE)
 
 
-def ask_skeleton(decoder: LocalDecoder, config: GenerationConfig, question: Question) -> Asking:
+def ask_skeleton(
+    decoder: LocalDecoder, config: GenerationConfig, question: Question, ask: Ask
+) -> Asking[Record]:
     """Ask for the skeleton, then for all points; plainly if there are no two points.
 
     `config.max_tokens` are of skeleton and points together; each point gets an equal share of what
@@ -80,12 +83,13 @@ def ask_skeleton(decoder: LocalDecoder, config: GenerationConfig, question: Ques
     most = max(1, int(config.max_tokens * SKELETON_SHARE))
     ends = ("\nQuestion:", *_beginnings([1, MOST_POINTS + 1]))  # another list, or too long a one
     rules = Rules(max_tokens=most, parallel=False, stop=ends)
-    [skeleton] = yield [_begun(decoder, SKELETON.format(question=asked), BEGUN, rules, sampling)]
+    outlining = _begun(decoder, SKELETON.format(question=asked), BEGUN, rules, sampling)
+    [skeleton] = yield from ask([outlining])
     points = points_of(f"{BEGUN}{skeleton.text}", cut_off=skeleton.hit_limit)
     if len(points) >= 2:
         most = max(1, (config.max_tokens - skeleton.fed_tokens) // len(points))
         outline = "\n".join(f"{number}. {heading}" for number, heading in points.items())
-        answers = yield [
+        requests = [
             _begun(
                 decoder,
                 POINT.format(question=asked, skeleton=outline, number=number),
@@ -95,10 +99,11 @@ def ask_skeleton(decoder: LocalDecoder, config: GenerationConfig, question: Ques
             )
             for number, heading in points.items()
         ]
+        answers = yield from ask(requests)
         record = _record_of_points(decoder, question, points, answers)
     else:
         alone = replace(config.rules, parallel=False)
-        [plain] = yield [decoder.request(asked, alone, sampling)]
+        [plain] = yield from ask([decoder.request(asked, alone, sampling)])
         record = record_of(decoder, question, plain)
     return replace(  # all of it waited for the skeleton, and its prefill is one step more
         record,

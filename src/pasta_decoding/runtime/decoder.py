@@ -15,6 +15,7 @@ from pasta_decoding.models.load import Loaded
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.models.template import Message
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.asking import ask, run_all
 from pasta_decoding.runtime.request import Priority, Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
@@ -180,12 +181,7 @@ class LocalDecoder(Decoder):
 
 def answer_of(scheduler: Scheduler, request: Request) -> Answer:
     """Decode one request and wait for its answer; an exception on the way cancels it."""
-    asked = scheduler.add(request)
-    try:
-        while (answer := asked.result()) is None:
-            scheduler.step()
-    finally:
-        scheduler.cancel(asked)
+    [[answer]] = run_all(scheduler, [ask(scheduler, [request])])
     return answer
 
 

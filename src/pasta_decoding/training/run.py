@@ -78,22 +78,6 @@ def figures_of(out: Path) -> str:
     return ", ".join([work, *(f"{name} {found[name]:.3f}" for name in _LOSSES if name in found)])
 
 
-def plot_losses(out: Path) -> None:
-    """Draw text and control loss over the steps, and of held-out rows if there are any."""
-    from matplotlib.figure import Figure
-
-    lines = read_lines(out / "metrics.jsonl")
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot(xlabel="optimiser step", ylabel="nats per labelled token")
-    for name in _LOSSES:
-        points = [(line["step"], line[name]) for line in lines if name in line]
-        if points:
-            axes.plot(*zip(*points, strict=True), label=name)
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    figure.savefig(out / "loss.png", dpi=120)
-
-
 def tracked(items: Iterable[Item], doing: str, total: int) -> Iterable[Item]:
     """Return the items, and show how far they are: by a bar on a terminal, else once a minute."""
     interval, silent = 0.1 if sys.stderr.isatty() else 60, os.environ.get("RANK", "0") != "0"

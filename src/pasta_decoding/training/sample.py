@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from pasta_decoding.data.rows import Question
 from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segment, SyncRun, lay_out
 from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.models.checkpoint import ControlTokens
-from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.generation import Generation
+from pasta_decoding.runtime.asking import Asking, ask, run_all
+from pasta_decoding.runtime.decoder import Decoder, LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.loop import processes, share_of
@@ -30,7 +31,7 @@ from pasta_decoding.training.run import tracked
 Key = tuple[str, int]
 Line = dict[str, Any]
 QUEUED = 16
-"""Answers that wait for room in the engine's cache, so that it is always full."""
+"""Answers beyond those that fit the engine's cache, so that it is always full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +92,31 @@ def sample_answers(
     questions = {prompt.id: prompt for prompt in prompts}
     asked = [(prompt.id, number) for prompt in prompts for number in range(count)]
 
-    def sampled(missing: Sequence[Key]) -> Iterable[Line]:
-        jobs = [(questions[prompt], number) for prompt, number in missing]
-        coming = _sampled(load(), jobs, rules, config.temperature, f"{config.seed}/{name}")
-        return map(encode_sample, tracked(coming, f"sampling {name}", len(jobs)))
+    def sample(decoder: Decoder, scheduler: Any, prompt: str, number: int) -> Asking[Sample]:
+        digest = hashlib.sha256(f"{config.seed}/{name}/{prompt}/{number}".encode()).digest()
+        seed = int.from_bytes(digest[:6])
+        sampling = SamplingParams(config.temperature, seed=seed)
+        request = decoder.request(questions[prompt].instruction, rules, sampling)
+        [answer] = yield from ask(scheduler, [request])
+        return Sample(
+            prompt,
+            number,
+            seed,
+            prompt_ids=request.prompt,
+            segments=answer.segments,
+            end=answer.end,
+            annotated=answer.annotated,
+            plain_tokens=decoder.plain_tokens(answer.text),
+            critical_path=answer.critical_path,
+            truncated=answer.truncated,
+        )
+
+    def sampled(missing: Sequence[Key]) -> Iterator[Line]:
+        decoder, fitting = load(), config.cache_tokens // rules.max_tokens
+        with closing(decoder.scheduler()) as scheduler:
+            asking = (sample(decoder, scheduler, *key) for key in missing)
+            coming = run_all(scheduler, asking, fitting + QUEUED)
+            yield from map(encode_sample, tracked(coming, f"sampling {name}", len(missing)))
 
     return list(map(decode_sample, grown(path, asked, sampled)))
 
@@ -118,45 +140,6 @@ def grown(
         added.append(line)
     lines |= {(line["prompt"], line["number"]): line for line in gather_object(added)}
     return [lines[key] for key in asked]
-
-
-def _sampled(
-    decoder: LocalDecoder,
-    jobs: Sequence[tuple[Question, int]],
-    rules: Rules,
-    temperature: float,
-    seeded: str,
-) -> Iterator[Sample]:
-    """Decode all jobs, as many together as there is room for; yield each answer as it ends."""
-    scheduler = decoder.scheduler()
-    waiting = iter(jobs)
-    running: dict[Generation, tuple[str, int, int]] = {}
-    try:
-        while True:
-            queued = len(running) - scheduler.activity.running
-            for prompt, number in islice(waiting, QUEUED - queued):
-                digest = hashlib.sha256(f"{seeded}/{prompt.id}/{number}".encode()).digest()
-                seed = int.from_bytes(digest[:6])
-                sampling = SamplingParams(temperature, seed=seed)
-                request = decoder.request(prompt.instruction, rules, sampling)
-                running[scheduler.add(request)] = prompt.id, number, seed
-            if not running:
-                return
-            scheduler.step()
-            for one in list(running):
-                if (answer := one.result()) is not None:
-                    yield Sample(
-                        *running.pop(one),
-                        prompt_ids=answer.layout.tokens[: answer.trace.prompt_tokens],
-                        segments=answer.segments,
-                        end=answer.end,
-                        annotated=answer.annotated,
-                        plain_tokens=decoder.plain_tokens(answer.text),
-                        critical_path=answer.critical_path,
-                        truncated=answer.truncated,
-                    )
-    finally:
-        scheduler.close()
 
 
 _KINDS = {kind.__name__: kind for kind in (Run, PromiseRun, ChunkRun, SyncRun)}

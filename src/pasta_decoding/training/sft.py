@@ -43,7 +43,7 @@ from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.loop import RunTrainer, filled, processes, training_arguments
 from pasta_decoding.training.lora import add_lora, in_4bit, recompute_activations, save, take_up
-from pasta_decoding.training.run import begin_run, figures_of, owned, plot_losses, refuse_other_run
+from pasta_decoding.training.run import begin_run, figures_of, owned, refuse_other_run
 from pasta_decoding.training.view import Example, Figures, pack, tokens_of
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,6 @@ def train_sft(
         weights = trainer.run()
         if arguments.should_save:
             save(loaded, adapter, weights=weights)
-            plot_losses(out)
             log.info("finished: %s", figures_of(out))
             if config.try_prompts and weights is None and not config.plain:
                 asked = (held_out or rows)[: config.try_prompts]
