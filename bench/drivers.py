@@ -23,6 +23,10 @@ from tests.law.watched import replay
 
 Choice = Callable[[Any], int | None]
 """From the logits of a sequence's last token [V] to its next token; None ends the sequence."""
+Row = tuple[int, int, int, bool]
+"""A token of a pass: its sequence, its place there, itself, and whether logits are wanted."""
+NGRAMS = (3, 2)
+"""How many tokens prompt lookup looks for. A single one drafts often, and is seldom right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +39,25 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What one turn took: seconds of all, of the prompts, of an answer; and plain tokens of all."""
+    """What a turn took: seconds of all, of the prompts, of an answer; plain tokens, and passes."""
 
     seconds: float
     prompt_s: float
     answer_s: float
-    tokens: int
+    written: list[list[int]]
+    passes: int
+
+    @property
+    def tokens(self) -> int:
+        return max(1, sum(map(len, self.written)))
 
     @property
     def token_s(self) -> float:
-        return self.seconds / max(1, self.tokens)
+        return self.seconds / self.tokens
 
     @property
     def token_behind_prompt_s(self) -> float:
-        return (self.seconds - self.prompt_s) / max(1, self.tokens)
+        return (self.seconds - self.prompt_s) / self.tokens
 
 
 def by_pasta(
@@ -56,9 +65,10 @@ def by_pasta(
 ) -> Timed:
     requests = [request_of(decoder, task, max_tokens, parallel=parallel) for task in turn]
     scheduler, began_s = decoder.scheduler(prefix_caching=False), time.perf_counter()
-    generations = [scheduler.add(request) for request in requests]
+    generations, steps = [scheduler.add(request) for request in requests], 0
     while scheduler.busy:
         scheduler.step()
+        steps += 1
     seconds = time.perf_counter() - began_s
     answers = [answer for one in generations if (answer := one.result())]
     for task, answer in zip(turn, answers, strict=True):
@@ -67,7 +77,8 @@ def by_pasta(
         seconds,
         max(answer.trace.prefill_s for answer in answers),
         median(answer.seconds for answer in answers),
-        sum(decoder.plain_tokens(answer.text) for answer in answers),
+        [decoder.encoder.encode_text(answer.text) for answer in answers],
+        steps,
     )
 
 
@@ -88,7 +99,10 @@ def plain_ids(decoder: LocalDecoder, task: Task) -> list[int]:
     return [] if task.tree is None else decoder.encoder.encode_text(strip(task.tree))
 
 
-def by_llama(decoder: LocalDecoder, turn: Sequence[Task], max_tokens: int) -> Timed:
+def by_llama(
+    decoder: LocalDecoder, turn: Sequence[Task], max_tokens: int, *, drafted: int = 0
+) -> Timed:
+    """Time llama.cpp's loop, with prompt lookup if it may draft tokens."""
     assert isinstance(decoder.engine, LlamaEngine), "the loop is llama.cpp's"
     banned = sorted(decoder.vocabulary.control.ids)
     choices, written = [], []
@@ -100,56 +114,78 @@ def by_llama(decoder: LocalDecoder, turn: Sequence[Task], max_tokens: int) -> Ti
         choices.append(choose)
         written.append(tokens)
     prompts = [decoder.prompt_ids(task.prompt, max_tokens) for task in turn]
-    prompt_s, ended_s = llama_loop(decoder.engine, prompts, choices)
-    return Timed(max(ended_s), prompt_s, median(ended_s), sum(map(len, written)))
+    prompt_s, ended_s, steps = llama_loop(decoder.engine, prompts, choices, drafted)
+    return Timed(max(ended_s), prompt_s, median(ended_s), written, steps)
 
 
 def llama_loop(
-    engine: LlamaEngine, prompts: Sequence[Sequence[int]], choices: Sequence[Choice]
-) -> tuple[float, list[float]]:
-    """Decode prompts side by side, a sequence each; a pass holds one token of every sequence.
+    engine: LlamaEngine,
+    prompts: Sequence[Sequence[int]],
+    choices: Sequence[Choice],
+    drafted: int = 0,
+) -> tuple[float, list[float], int]:
+    """Decode prompts side by side, a sequence each; a pass holds the new tokens of every sequence.
 
-    Return the seconds of the prompts, and those after which each sequence ended. The loop works in
-    the engine's context, which must have nothing open.
+    Behind them it holds up to `drafted` tokens that may follow; those that are then chosen stay in
+    the cache. Return the seconds of the prompts, those after which each sequence ended, and how
+    many passes it took. The loop works in the engine's context, which must have nothing open.
     """
     assert engine.slots_in_use == 0, "the loop needs the context for itself"
     llama, began_s = engine.library, time.perf_counter()
     batch = llama.llama_batch_init(BATCH_TOKENS, 0, 1)
-    coming = {number: list(ids) for number, ids in enumerate(prompts)}
-    held, ended_s, prompts_s = [0] * len(prompts), [0.0] * len(prompts), 0.0
-    while coming:
-        chosen = {}
-        for number, logits_V in passes(engine, batch, coming, held):
-            chosen[number] = choices[number](logits_V)
+    memory = llama.llama_get_memory(engine.context)
+    texts, held = dict(enumerate(map(list, prompts))), [0] * len(prompts)
+    ended_s, prompts_s, steps = [0.0] * len(prompts), 0.0, 0
+    while texts:
+        rows: list[Row] = []
+        drafts = {number: looked_up(text, drafted) for number, text in texts.items()}
+        chosen: dict[int, list[Any]] = {number: [] for number in texts}
+        for number, text in texts.items():
+            coming = enumerate([*text[held[number] :], *drafts[number]], held[number])
+            rows += [(number, place, token, place >= len(text) - 1) for place, token in coming]
+        for number, logits_V in passes(engine, batch, rows):
+            own = chosen[number]
+            if own == drafts[number][: len(own)]:  # else the row is behind a wrong token
+                own.append(choices[number](logits_V))
         now_s = time.perf_counter() - began_s
-        prompts_s = prompts_s or now_s
-        for number, token in chosen.items():
-            ended_s[number] = now_s if token is None else 0.0
-        coming = {number: [token] for number, token in chosen.items() if token is not None}
+        prompts_s, steps = prompts_s or now_s, steps + 1
+        for number, (*sure, last) in chosen.items():
+            if last is None:
+                ended_s[number] = now_s
+                del texts[number]
+                continue
+            texts[number] += [*sure, last]
+            held[number] = len(texts[number]) - 1
+            trimmed = llama.llama_memory_seq_rm(memory, number, held[number], -1)
+            assert trimmed, "the cache can be cut anywhere"
     llama.llama_batch_free(batch)
-    llama.llama_memory_clear(llama.llama_get_memory(engine.context), False)
-    return prompts_s, ended_s
+    llama.llama_memory_clear(memory, False)
+    return prompts_s, ended_s, steps
 
 
-def passes(
-    engine: LlamaEngine, batch: Any, coming: dict[int, list[int]], held: list[int]
-) -> Iterator[tuple[int, Any]]:
-    """Decode the coming tokens of each sequence; yield its number and its last token's logits."""
-    rows = [(number, token) for number, ids in coming.items() for token in ids]
-    lasts = {number: held[number] + len(ids) - 1 for number, ids in coming.items()}
+def passes(engine: LlamaEngine, batch: Any, rows: Sequence[Row]) -> Iterator[tuple[int, Any]]:
+    """Decode the rows; yield sequence and logits of each one that wants them."""
     for start in range(0, len(rows), BATCH_TOKENS):
-        wanted = []
-        for i, (number, token) in enumerate(part := rows[start : start + BATCH_TOKENS]):
-            last = held[number] == lasts[number]
-            batch.token[i], batch.pos[i], batch.logits[i] = token, held[number], last
+        part = rows[start : start + BATCH_TOKENS]
+        for i, (number, place, token, wanted) in enumerate(part):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, place, wanted
             batch.n_seq_id[i], batch.seq_id[i][0] = 1, number
-            held[number] += 1
-            wanted += [(i, number)] * last
         batch.n_tokens = len(part)
         assert engine.library.llama_decode(engine.context, batch) == 0, "the context has room"
-        for i, number in wanted:
-            row = engine.library.llama_get_logits_ith(engine.context, i)
-            yield number, np.ctypeslib.as_array(row, (engine.vocabulary_size,))
+        for i, (number, _, _, wanted) in enumerate(part):
+            if wanted:
+                row = engine.library.llama_get_logits_ith(engine.context, i)
+                yield number, np.ctypeslib.as_array(row, (engine.vocabulary_size,))
+
+
+def looked_up(text: Sequence[int], most: int) -> Sequence[int]:
+    """Return what followed when the text's last tokens stood in it before, the last time."""
+    for size in NGRAMS if most else ():
+        end = text[-size:]
+        for start in range(len(text) - size - 1, -1, -1):
+            if text[start : start + size] == end:
+                return text[start + size :][:most]
+    return []
 
 
 def greedy(banned: list[int], ends: frozenset[int], max_tokens: int) -> tuple[Choice, list[int]]:
@@ -202,5 +238,5 @@ def by_transformers(decoder: LocalDecoder, turn: Sequence[Task], max_tokens: int
     )
     taken_s = time.perf_counter() - began_s
     model.set_attn_implementation(own)
-    tokens = int((output_BT[:, size:] != end).sum())
-    return Timed(taken_s, 0.0, taken_s, tokens)
+    written = [row_T[row_T != end].tolist() for row_T in output_BT[:, size:]]
+    return Timed(taken_s, 0.0, taken_s, written, output_BT.shape[1] - size)

@@ -1,10 +1,13 @@
-"""What steps cost on a GPU: many requests, prompts, the host's part, memory.
+"""What steps cost on a GPU: many requests and threads, prompts, the host's part, memory.
 
     python bench/gpu_step.py                                     # at most 6 minutes
-    python bench/gpu_step.py --shape 1.5b --slots 256 --rows 1 8 32 128    # a minute
+    python bench/gpu_step.py --shape 1.5b --slots 256 --generate           # a minute
 
 The weights are random, of the given shapes. Beside each time stands the least that a step can take:
-the seconds in which the device reads the weights, at the speed at which it copies memory.
+the seconds in which the device reads the weights, at the speed at which it copies memory. Then
+`transformers.generate` decodes with the same model, a static cache and its own attention; on a GPU
+it compiles the step and replays CUDA graphs. Its time is of a token of every sequence, the prompt
+taken off, and `first_s` is that of the first call, which compiles.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from statistics import median
 from typing import Any
@@ -36,7 +40,10 @@ LLAMA = {
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
     "max_position_embeddings": 8192,
 }  # fmt: skip
-TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+TINY = {
+    "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+}  # fmt: skip
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "1.5b": ("qwen2", QWEN),
     "llama-3-8b": ("llama", LLAMA),
@@ -49,6 +56,10 @@ SAMPLINGS = {
     "top_k": SamplingParams(temperature=0.7, top_p=0.8, top_k=20),
 }
 
+THREADED = [(1, 8), (64, 4)]
+"""Requests and the threads of each, measured beside `--rows` requests of one thread."""
+STEPS = 12
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(
@@ -57,38 +68,42 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", choices=SHAPES, nargs="+", default=list(SHAPES)[:2])
     parser.add_argument("--slots", type=int, nargs="+", default=[256, 1024])
-    parser.add_argument("--rows", type=int, nargs="+", default=[2**power for power in range(9)])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 128], help="requests")
+    parser.add_argument("--generate", type=int, nargs="*", default=[1, 32], help="its sequences")
     options = parser.parse_args()
     size = 2**30 if options.device == "cuda" else 2**24
     source, target = torch.zeros(2, size, dtype=torch.uint8, device=options.device)
     copied_ms = repeated(options.device, lambda: target.copy_(source))["least"]
     speed = 2 * size / copied_ms * 1e3
     for shape in options.shape:
-        figures = measure(shape, options.device, speed, options.slots, options.rows)
-        emit("gpu_step", shape=shape, copy_gb_s=round(speed / 1e9), **figures)
+        found = measure(shape, speed, options)
+        emit("gpu_step", shape=shape, copy_gb_s=round(speed / 1e9), **found)
 
 
-def measure(
-    shape: str, device: str, speed: float, slots: list[int], rows: list[int]
-) -> dict[str, Any]:
+def measure(shape: str, speed: float, options: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of one shape; times are milliseconds."""
     kind, settings = SHAPES[shape]
+    device, slots = options.device, options.slots
     with torch.device(device):
         config = AutoConfig.for_model(kind, **settings)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    engine = TorchEngine(model, cache_tokens=(max(rows) + 2) * (max(slots) + 40) + 4000)
+    loads = [*((requests, 1) for requests in options.rows), *THREADED]
+    room = max(requests * (max(slots) + threads * STEPS) for requests, threads in loads)
+    engine = TorchEngine(model, cache_tokens=room + 4000)
     weights = sum(one.numel() * one.element_size() for one in model.parameters())
     found: dict[str, Any] = {"least_ms": round(1e3 * weights / speed, 3)}
     for size in (256, 1500):
         found[f"prompt {size}"] = repeated(device, lambda size=size: prompt(engine, size))
-    for held, width in product(slots, rows):
-        found[f"{width} rows, {held} slots"] = steps_ms(engine, width, held)
+    for held, (requests, threads) in product(slots, loads):
+        found[f"{requests} x {threads}, {held} slots"] = steps_ms(engine, requests, threads, held)
     logits_FV = torch.randn(128, engine.vocabulary_size, device=device) * 3
     for name, params in SAMPLINGS.items():
         drawn = [RowParams(params, (0, row, 0, 0)) for row in range(len(logits_FV))]
         found[f"sample 128 rows, {name}"] = repeated(
             device, lambda drawn=drawn: sampled_rows(logits_FV, drawn)
         )
+    for held, sequences in product(slots[:1], options.generate):
+        found[f"generate {sequences}, {held} slots"] = generate_ms(model, sequences, held)
     if device == "cuda":
         found["memory_gb"] = round(torch.cuda.max_memory_reserved() / 1e9, 2)
     return found
@@ -100,24 +115,48 @@ def prompt(engine: TorchEngine, size: int) -> None:
     engine.close(branch)
 
 
-def steps_ms(engine: TorchEngine, width: int, held: int, steps: int = 12) -> dict[str, Any]:
-    """Steps of requests that hold slots of their own, and the host's part: until all is queued."""
-    first, *others = [engine.open(reserved_tokens=held + steps) for _ in range(width)]
-    engine.step_kept([Feed((first,), (1,) * held, tuple(range(held)))])
-    for branch in others:
-        engine.copy(first, branch, held)
+def steps_ms(engine: TorchEngine, requests: int, threads: int, held: int) -> dict[str, Any]:
+    """Steps of requests with slots of their own, which threads share; the host's: until queued."""
+    roots = [engine.open(reserved_tokens=held + threads * STEPS) for _ in range(requests)]
+    engine.step_kept([Feed((roots[0],), (1,) * held, tuple(range(held)))])
+    for root in roots[1:]:
+        engine.copy(roots[0], root, held)
+    branches = [*roots, *(engine.fork(root) for root in roots for _ in range(threads - 1))]
     totals, hosts = [], []
-    for number in range(steps):
-        feeds = [Feed((branch,), (1,), (held + number,)) for branch in (first, *others)]
+    for number in range(STEPS):
+        feeds = [Feed((branch,), (1,), (held + number,)) for branch in branches]
         wait(engine.model.device.type)
         began_s = time.perf_counter()
         logits_FV = engine.step_kept(feeds)
         hosts.append(1e3 * (time.perf_counter() - began_s))
         logits_FV.argmax(1).tolist()
         totals.append(1e3 * (time.perf_counter() - began_s))
-    for branch in (first, *others):
+    for branch in branches:
         engine.close(branch)
     return {**spread(totals[2:]), "host": round(median(hosts[2:]), 3)}
+
+
+def generate_ms(model: Any, sequences: int, held: int, tokens: int = 33) -> dict[str, Any]:
+    """Tokens of transformers' own loop; it takes the model over."""
+    torch.compiler.reset()  # else a second number of sequences makes the graph's sizes variable
+    model.set_attn_implementation("sdpa")
+    model.generation_config.eos_token_id = None
+    device = model.device.type
+    prompt_BT = torch.ones(sequences, held, dtype=torch.long, device=device)
+    call = partial(
+        model.generate,
+        prompt_BT,
+        attention_mask=torch.ones_like(prompt_BT),
+        do_sample=False,
+        cache_implementation="static",
+    )
+    began_s = time.perf_counter()
+    call(max_new_tokens=tokens)
+    first_s = time.perf_counter() - began_s
+    whole = repeated(device, lambda: call(max_new_tokens=tokens))
+    prompt = repeated(device, lambda: call(max_new_tokens=1))
+    found = {name: round((whole[name] - prompt[name]) / (tokens - 1), 3) for name in whole}
+    return {**found, "first_s": round(first_s, 1), "compiled": hasattr(model, "_compiled_call")}
 
 
 def repeated(device: str, call: Callable[[], object]) -> dict[str, float]:

@@ -4,12 +4,16 @@
     python bench/peers.py --engines fast:auto --rivals llama:auto --replay annotated.jsonl.gz
 
 Greedy, control tokens banned except in Pasta's parallel mode. All engines are loaded at once and
-take turns, so ratios are of one run; of `--rivals` only the library's loop runs, and without an
+take turns, so ratios are of one run; of `--rivals` only the library's loops run, and without an
 adapter if it decodes a GGUF file. A turn has as many prompts as clients: they arrive together, and
-each engine decodes them together, llama.cpp as the sequences of one batch. Seconds are for a plain
-token of all clients and for a whole answer, prompt included. With `--replay` annotated answers are
-forced, of those with `--chunks` chunks or more, and the rivals write the same plain text; nothing
-samples then. `--out FILE` keeps each turn, and the same command goes on behind the last one.
+each engine decodes them together, llama.cpp as the sequences of one batch. Prompt lookup is the
+same loop, which drafts up to `--drafts` tokens: what followed when the last three tokens, or two,
+stood in prompt or answer before. Seconds are for a plain token of all clients and for a whole
+answer, prompt included. In JSON, `same` is the share of answers that equal the rival's: llama.cpp
+rounds wider passes otherwise, so prompt lookup may decide a near-tie otherwise than the loop. With
+`--replay` annotated answers are forced, of those with `--chunks` chunks or more, and the rivals
+write the same plain text; nothing samples then. `--out FILE` keeps each turn, and the same command
+goes on behind the last one.
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from common import ROOT, arguments, decoder_named, emit, ratio, spread
@@ -33,10 +39,6 @@ from pasta_decoding.lang.tree import Chunk, read
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 
-LIBRARIES: dict[str, tuple[type, Callable[[LocalDecoder, Sequence[Task], int], Timed]]] = {
-    "llama.cpp loop": (LlamaEngine, by_llama),
-    "transformers generate": (TorchEngine, by_transformers),
-}
 FIGURES = ("token_s", "answer_s", "token_behind_prompt_s")
 Peer = tuple[int, str, str]
 """How many clients, an engine's name, and who drives it."""
@@ -55,9 +57,9 @@ def main() -> None:
     for number in range(len(values), len(turns)):
         calls: dict[Peer, Callable[[], Timed]] = {}
         for decoder in own:
-            calls |= pasta_calls(decoder, turns[number], options.max_tokens)
+            calls |= pasta_calls(decoder, turns[number], options)
         for decoder in [*own, *rivals]:
-            calls |= library_calls(decoder, turns[number], options.max_tokens)
+            calls |= library_calls(decoder, turns[number], options)
         values.append({peer: call() for peer, call in calls.items()})
         keep(options.out, values[-1])
         print(f"{number + 1} of {len(turns)} turns", file=sys.stderr)
@@ -71,6 +73,7 @@ def parsed() -> Namespace:
     add("--replay", type=Path, metavar="FILE", help="annotated answers to force")
     add("--chunks", type=int, default=4, help="the fewest of a forced answer")
     add("--rivals", nargs="*", default=[], help="llama:auto, torch:auto, ...")
+    add("--drafts", type=int, nargs="*", default=[2], help="of prompt lookup; none: without it")
     add("--clients", type=int, nargs="+", default=[1])
     add("--max-tokens", type=int, default=96, help="of an answer that is not forced")
     add("--prompts", type=int, default=5, help="for each number of clients")
@@ -103,24 +106,32 @@ def turns_of(tasks: Sequence[Task], clients: Sequence[int]) -> Iterator[list[Tas
 
 
 def pasta_calls(
-    decoder: LocalDecoder, turn: Sequence[Task], max_tokens: int
+    decoder: LocalDecoder, turn: Sequence[Task], options: Namespace
 ) -> dict[Peer, Callable[[], Timed]]:
-    calls: dict[Peer, Callable[[], Timed]] = {}
-    for mode in ("sequential", "parallel"):
-        call = partial(by_pasta, decoder, turn, max_tokens, parallel=mode == "parallel")
-        calls[len(turn), decoder.engine.name, f"pasta {mode}"] = call
-    return calls
+    call, peer = (
+        partial(by_pasta, decoder, turn, options.max_tokens),
+        (len(turn), decoder.engine.name),
+    )
+    return {
+        (*peer, "pasta sequential"): partial(call, parallel=False),
+        (*peer, "pasta parallel"): partial(call, parallel=True),
+    }
 
 
 def library_calls(
-    decoder: LocalDecoder, turn: Sequence[Task], max_tokens: int
+    decoder: LocalDecoder, turn: Sequence[Task], options: Namespace
 ) -> dict[Peer, Callable[[], Timed]]:
-    """Return the greedy loop of the library below the engine, if it has one."""
-    return {
-        (len(turn), decoder.engine.name, name): partial(call, decoder, turn, max_tokens)
-        for name, (kind, call) in LIBRARIES.items()
-        if isinstance(decoder.engine, kind)
+    """Return the greedy loops of the library below the engine, if it has one."""
+    asked, peer = (decoder, turn, options.max_tokens), (len(turn), decoder.engine.name)
+    if isinstance(decoder.engine, TorchEngine):
+        return {(*peer, "transformers generate"): partial(by_transformers, *asked)}
+    if not isinstance(decoder.engine, LlamaEngine):
+        return {}
+    lookups = {
+        (*peer, f"prompt lookup of {drafted}"): partial(by_llama, *asked, drafted=drafted)
+        for drafted in options.drafts
     }
+    return {(*peer, "llama.cpp loop"): partial(by_llama, *asked), **lookups}
 
 
 def kept(options: Namespace) -> list[dict[Peer, Timed]]:
@@ -144,19 +155,18 @@ def keep(out: Path | None, values: dict[Peer, Timed]) -> None:
 
 def report(turns: Sequence[dict[Peer, Timed]], options: Namespace) -> None:
     """Print a line for each peer: its seconds, and how many times as fast it is as each rival."""
-    found: dict[Peer, dict[str, list[float]]] = {}
+    found: dict[Peer, list[Timed]] = {}
     for peer, one in (pair for turn in turns for pair in turn.items()):
-        for name, values in found.setdefault(peer, {name: [] for name in FIGURES}).items():
-            values.append(getattr(one, name))
+        found.setdefault(peer, []).append(one)
     if not options.json:
         print(f"{'clients':>7}  {'':42}{'s/token':>9}{'s/answer':>10}  times as fast, a token")
     for (clients, engine, name), own in found.items():
-        faster: dict[str, dict[str, Any]] = {
-            f"{other}, {rival}": {one: ratio(theirs[one], own[one]) for one in FIGURES}
+        faster = {
+            f"{other}, {rival}": compared(theirs, own)
             for (number, rival, other), theirs in found.items()
-            if number == clients and other in LIBRARIES
+            if number == clients and not other.startswith("pasta")
         }
-        seconds = {one: spread(values) for one, values in own.items()}
+        seconds = {figure: spread(values_of(own, figure)) for figure in FIGURES}
         token_s, answer_s = seconds["token_s"]["median"], seconds["answer_s"]["median"]
         against = ", ".join(f"{one['token_s']['median']} ({peer})" for peer, one in faster.items())
         row = f"{clients:7}  {engine + ', ' + name:42}{token_s:9.4f}{answer_s:10.2f}  {against}"
@@ -168,11 +178,27 @@ def report(turns: Sequence[dict[Peer, Timed]], options: Namespace) -> None:
             clients=clients,
             adapter=options.adapter,
             replay=options.replay and options.replay.name,
-            turns=len(own["token_s"]),
+            turns=len(own),
+            tokens_per_pass=round(fmean(one.tokens / one.passes for one in own), 3),
             max_tokens=options.max_tokens,
             seconds=seconds,
             times_as_fast_as=faster,
         )
+
+
+def compared(theirs: Sequence[Timed], own: Sequence[Timed]) -> dict[str, Any]:
+    """Return how many times as fast `own` is, and the share of its answers that are theirs."""
+    faster = {one: ratio(values_of(theirs, one), values_of(own, one)) for one in FIGURES}
+    answers = zip(written_in(theirs), written_in(own), strict=True)
+    return {**faster, "same": fmean(a == b for a, b in answers)}
+
+
+def written_in(turns: Sequence[Timed]) -> Iterator[list[int]]:
+    return chain.from_iterable(one.written for one in turns)
+
+
+def values_of(turns: Sequence[Timed], figure: str) -> list[float]:
+    return [getattr(one, figure) for one in turns]
 
 
 if __name__ == "__main__":

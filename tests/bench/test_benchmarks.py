@@ -20,7 +20,7 @@ BENCH = Path(__file__).parents[2] / "bench"
 
 
 def lines_of(script: str, *arguments: object) -> list[dict[str, Any]]:
-    """Run a benchmark in this process, and return its lines, which do not go to bench/results."""
+    """Run a benchmark, and return its lines, which do not go to bench/results."""
     printed = io.StringIO()
     with redirect_stdout(printed):
         run(script, *arguments)
@@ -33,13 +33,9 @@ def run(script: str, *arguments: object) -> None:
     """Run a benchmark in this process: one of its own would import torch again."""
     with pytest.MonkeyPatch.context() as here:
         here.setenv("BENCH_DRY", "1")
-        here.setattr(sys, "path", [str(BENCH), *sys.path])
+        here.syspath_prepend(BENCH)
         here.setattr(sys, "argv", [script, *map(str, arguments)])
-        try:
-            runpy.run_path(str(BENCH / script), run_name="__main__")
-        except SystemExit as ended:
-            if ended.code:
-                raise
+        runpy.run_path(str(BENCH / script), run_name="__main__")
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +46,26 @@ def tiny(tiny_checkpoint: TinyCheckpoint) -> list[object]:
 def test_a_step_has_a_line_for_each_number_of_threads_and_of_requests(tiny: list[object]) -> None:
     sizes = ("--widths", 1, 2, "--repeats", 1, "--slots", 16, "--ctx", 512)
     found = lines_of("width_cost.py", *tiny, "--engines", "torch:float32", *sizes)
-    assert [(line.get("threads"), line.get("requests")) for line in found] == [
-        (1, None),
-        (2, None),
-        (None, 1),
-        (None, 2),
-    ]
-    assert all(line["seconds"]["min"] > 0 for line in found)
+    shapes = [(line.get("threads"), line.get("requests")) for line in found]
+    assert shapes == [(1, None), (2, None), (None, 1), (None, 2)]
+
+
+def test_steps_of_a_gpu_stand_beside_those_of_generate() -> None:
+    sizes = ("--device", "cpu", "--shape", "tiny", "--slots", 8, "--rows", 1)
+    (line,) = lines_of("gpu_step.py", *sizes)
+    for step in ("1 x 1", "1 x 8", "64 x 4", "generate 1", "generate 32"):
+        assert line[f"{step}, 8 slots"]["least"] > 0
+
+
+@pytest.mark.llama
+def test_prompt_lookup_writes_what_the_loop_writes(tiny: list[object]) -> None:
+    sizes = ("--clients", 1, 2, "--prompts", 2, "--max-tokens", 24, "--drafts", 1, 4)
+    found = lines_of("peers.py", *tiny, "--engines", "llama:F32", "--threads", 1, *sizes, "--json")
+    lookups = [line for line in found if line["peer"].startswith("prompt lookup")]
+    assert [line["clients"] for line in lookups] == [1, 1, 2, 2]
+    for line in lookups:
+        assert line["times_as_fast_as"]["llama.cpp loop, llama F32"]["same"] == 1
+        assert line["tokens_per_pass"] > line["clients"]
 
 
 @pytest.mark.parametrize("replay", [False, True])
@@ -74,8 +83,6 @@ def test_peers_take_turns_and_go_on_where_they_were(
     assert [(line["clients"], line["turns"], line["peer"]) for line in found] == [
         (clients, turns, peer) for clients, turns in ((1, 2), (2, 1)) for peer in peers
     ]
-    itself = found[2]["times_as_fast_as"]["transformers generate, torch float32"]
-    assert itself["token_s"]["median"] == 1
     assert found == lines_of("peers.py", *options, "--json")  # nothing is timed again
     with pytest.raises(SystemExit, match="of a run with other options"):
         run("peers.py", *options, "--max-tokens", 5)
