@@ -19,11 +19,10 @@ constexpr int64_t kShared = 8;                // blocks whose inputs share a sca
 
 // The sum over a group of inputs of levels times bytes, for each output. It starts at -offset times
 // the sum of the bytes, given in pairs.
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !defined(__AVX2__) || \
-    (defined(__AVX512F__) && !defined(__AVX512BW__))
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !defined(__AVX2__)
 using Sum = Ints;
 inline Sum start(int32_t pair, int offset) {
-  return ((pair << 16 >> 16) + (pair >> 16)) * -offset - Ints{};
+  return (static_cast<int16_t>(pair) + (pair >> 16)) * -offset - Ints{};
 }
 inline void add(Sum& sum, Ints levels, int32_t quad) {
   const Ints inputs = quad - Ints{};

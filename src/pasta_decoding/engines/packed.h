@@ -42,7 +42,7 @@ Matrix pack(const Rows& from, int threads);
 
 // Numbers of 8 and 16 bits, made wider by hand: compilers go one by one.
 inline Ints from_bytes(const uint8_t* from) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
   return (Ints)_mm512_cvtepi8_epi32(load<__m128i>(from));
 #elif defined(__AVX2__)
   return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
@@ -52,7 +52,7 @@ inline Ints from_bytes(const uint8_t* from) {
 #endif
 }
 inline Vec from_float16s(const uint8_t* from) {  // of finite ones
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
   return (Vec)_mm512_cvtph_ps(load<__m256i>(from));
 #elif defined(__AVX2__) && defined(__F16C__)
   return (Vec)_mm256_cvtph_ps(load<__m128i>(from));

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
 constexpr int kWidth = 16;
 #elif defined(__AVX__)
 constexpr int kWidth = 8;
@@ -35,7 +35,7 @@ inline float total(Vec x) {
   return x[0];
 }
 
-inline float from_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+inline float from_bits(uint32_t bits) { return load<float>(&bits); }
 
 // e to the x, to one part in ten million; exactly 0 from -87 down. A polynomial after Cephes' expf,
 // of which compilers make vectors.
@@ -58,7 +58,7 @@ inline void convert(const uint16_t* from, float* to, int64_t count) {  // of bfl
 }
 inline void convert(const float* from, uint16_t* to, int64_t count) {
   for (int64_t at = 0; at < count; ++at) {
-    const auto bits = __builtin_bit_cast(uint32_t, from[at]);  // to the nearest, or the even one
+    const auto bits = load<uint32_t>(from + at);  // to the nearest, or the even one
     to[at] = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
   }
 }
