@@ -3,11 +3,12 @@
     python bench/gpu_step.py                                     # at most 6 minutes
     python bench/gpu_step.py --shape 1.5b --slots 256 --generate           # a minute
 
-The weights are random, of the given shapes. Beside each time stands the least that a step can take:
-the seconds in which the device reads the weights, at the speed at which it copies memory. Then
-`transformers.generate` decodes with the same model, a static cache and its own attention; on a GPU
-it compiles the step and replays CUDA graphs. Its time is of a token of every sequence, the prompt
-taken off, and `first_s` is that of the first call, which compiles.
+The weights are random, of the given shapes. `least_ms` is the least that a step can take: the
+device reads the weights at the speed at which it copies memory. `64 x 4, 256 slots` is a step of 64
+requests of four threads each, where the threads of a request share a prompt of 256 tokens. A line
+with `generate` is of transformers' own loop on the same model, with a static cache: on a GPU it
+compiles the step and replays CUDA graphs. Its time is of a step behind the prompt's; `first_s` is
+what the first call took, which compiles.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from statistics import median
 from typing import Any
 
 import torch
 from common import emit
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.generation.streamers import BaseStreamer
 
-from pasta_decoding.engines.base import Feed
+from pasta_decoding.engines.base import Branch, Feed
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.runtime.device_sampler import sampled_rows
 from pasta_decoding.runtime.request import SamplingParams
@@ -76,17 +78,21 @@ def main() -> None:
     copied_ms = repeated(options.device, lambda: target.copy_(source))["least"]
     speed = 2 * size / copied_ms * 1e3
     for shape in options.shape:
-        found = measure(shape, speed, options)
+        kind, settings = SHAPES[shape]
+        with torch.device(options.device):
+            config = AutoConfig.for_model(kind, **settings)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        found = measure(model, speed, options)
         emit("gpu_step", shape=shape, copy_gb_s=round(speed / 1e9), **found)
+        held = options.slots[0]
+        for sequences in options.generate:
+            found = generate_ms(model, sequences, held)
+            emit("gpu_step", shape=shape, generate=f"{sequences} x 1, {held} slots", **found)
 
 
-def measure(shape: str, speed: float, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of one shape; times are milliseconds."""
-    kind, settings = SHAPES[shape]
+def measure(model: Any, speed: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of our engine; times are milliseconds."""
     device, slots = options.device, options.slots
-    with torch.device(device):
-        config = AutoConfig.for_model(kind, **settings)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     loads = [*((requests, 1) for requests in options.rows), *THREADED]
     room = max(requests * (max(slots) + threads * STEPS) for requests, threads in loads)
     engine = TorchEngine(model, cache_tokens=room + 4000)
@@ -102,8 +108,6 @@ def measure(shape: str, speed: float, options: argparse.Namespace) -> dict[str, 
         found[f"sample 128 rows, {name}"] = repeated(
             device, lambda drawn=drawn: sampled_rows(logits_FV, drawn)
         )
-    for held, sequences in product(slots[:1], options.generate):
-        found[f"generate {sequences}, {held} slots"] = generate_ms(model, sequences, held)
     if device == "cuda":
         found["memory_gb"] = round(torch.cuda.max_memory_reserved() / 1e9, 2)
     return found
@@ -121,7 +125,9 @@ def steps_ms(engine: TorchEngine, requests: int, threads: int, held: int) -> dic
     engine.step_kept([Feed((roots[0],), (1,) * held, tuple(range(held)))])
     for root in roots[1:]:
         engine.copy(roots[0], root, held)
-    branches = [*roots, *(engine.fork(root) for root in roots for _ in range(threads - 1))]
+    branches: list[Branch] = []
+    for root in roots:
+        branches += [root, *(engine.fork(root) for _ in range(threads - 1))]
     totals, hosts = [], []
     for number in range(STEPS):
         feeds = [Feed((branch,), (1,), (held + number,)) for branch in branches]
@@ -136,27 +142,39 @@ def steps_ms(engine: TorchEngine, requests: int, threads: int, held: int) -> dic
     return {**spread(totals[2:]), "host": round(median(hosts[2:]), 3)}
 
 
-def generate_ms(model: Any, sequences: int, held: int, tokens: int = 33) -> dict[str, Any]:
-    """Tokens of transformers' own loop; it takes the model over."""
+def generate_ms(model: Any, sequences: int, held: int, tokens: int = 48) -> dict[str, Any]:
+    """Tokens of transformers' own loop, the second time; it takes the model over."""
     torch.compiler.reset()  # else a second number of sequences makes the graph's sizes variable
     model.set_attn_implementation("sdpa")
     model.generation_config.eos_token_id = None
-    device = model.device.type
-    prompt_BT = torch.ones(sequences, held, dtype=torch.long, device=device)
-    call = partial(
-        model.generate,
-        prompt_BT,
-        attention_mask=torch.ones_like(prompt_BT),
-        do_sample=False,
-        cache_implementation="static",
-    )
-    began_s = time.perf_counter()
-    call(max_new_tokens=tokens)
-    first_s = time.perf_counter() - began_s
-    whole = repeated(device, lambda: call(max_new_tokens=tokens))
-    prompt = repeated(device, lambda: call(max_new_tokens=1))
-    found = {name: round((whole[name] - prompt[name]) / (tokens - 1), 3) for name in whole}
-    return {**found, "first_s": round(first_s, 1), "compiled": hasattr(model, "_compiled_call")}
+    prompt_BT = torch.ones(sequences, held, dtype=torch.long, device=model.device)
+    clocks = Clock(), Clock()
+    for clock in clocks:
+        model.generate(
+            prompt_BT,
+            attention_mask=torch.ones_like(prompt_BT),
+            max_new_tokens=tokens,
+            do_sample=False,
+            cache_implementation="static",
+            streamer=clock,
+        )
+    first, second = (clock.times_ms for clock in clocks)
+    gaps = [after - before for before, after in pairwise(second[1:])]  # behind the prompt's
+    first_s = round((first[-1] - first[0]) / 1e3, 1)
+    return {**spread(gaps), "first_s": first_s, "compiled": hasattr(model, "_compiled_call")}
+
+
+class Clock(BaseStreamer):
+    """Notes when the prompt began, and when each token came."""
+
+    def __init__(self) -> None:
+        self.times_ms: list[float] = []
+
+    def put(self, _value: Tensor) -> None:
+        self.times_ms.append(1e3 * time.perf_counter())
+
+    def end(self) -> None:
+        pass
 
 
 def repeated(device: str, call: Callable[[], object]) -> dict[str, float]:
