@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -29,23 +30,25 @@ from pasta_decoding.runtime.sampler import (
 TEMPERATURES, TOP_PS = (0.0, 0.7, 1.0), (1.0, 1.0, 0.95)
 
 
-@dataclass
-class Watching:
+class Watching(Sampler):
     """Samples as its sampler does. `gaps`: of each token, by thread and place, in their order."""
 
-    sampler: Sampler
-    gaps: dict[tuple[int, int], float] = field(default_factory=dict)
+    def __init__(self, sampler: Sampler) -> None:
+        super().__init__(sampler.params, sampler.request)
+        self.gaps: dict[tuple[int, ...], float] = {}
 
-    def sample(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
-        row = self.sampler.row(thread, index, allowed.bias)
+    def accept(
+        self, row: RowParams, wanted: int, logits: Callable[[], Logits], allowed: Constraint
+    ) -> Choice:
+        logits_V = logits()
         score_V = scores(logits_V, row)
         gap = lead(score_V)
         if not allowed.admits(int(score_V.argmax())):
             candidates_V = allowed.candidates(len(score_V))
             in_race = score_V[candidates_V].max() > -np.inf
             gap = min(gap, lead((score_V if in_race else logits_V)[candidates_V]))
-        self.gaps[thread, index] = gap
-        return self.sampler.sample(thread, index, logits_V, allowed)
+        self.gaps[row.key[2:]] = gap
+        return super().accept(row, wanted, logits, allowed)
 
 
 def scores(logits_V: Logits, row: RowParams) -> Logits:
@@ -81,7 +84,7 @@ class Lone:
     question: str
     request: Request
     answer: Answer
-    gaps: dict[tuple[int, int], float]
+    gaps: dict[tuple[int, ...], float]
 
 
 def decoded_alone(decoder: LocalDecoder, options: Namespace) -> list[Lone]:
@@ -91,7 +94,6 @@ def decoded_alone(decoder: LocalDecoder, options: Namespace) -> list[Lone]:
         question = chance.choice(questions)
         sampling = SamplingParams(chance.choice(TEMPERATURES), chance.choice(TOP_PS), seed=seed)
         request = decoder.request(question, Rules(max_tokens=options.max_tokens), sampling)
-        assert isinstance(request.sampler, Sampler), "nothing else is asked for"
         watching = Watching(request.sampler)
         answer = decoder.answer(replace(request, sampler=watching))
         found.append(Lone(question, request, answer, watching.gaps))

@@ -39,7 +39,6 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.loop import EngineLoop, Failure, News
 from pasta_decoding.runtime.request import Priority
-from pasta_decoding.runtime.sampler import Sampler
 from tests.server.running import MODEL, running
 
 LEAVE = 0.25
@@ -79,7 +78,6 @@ def by_http(decoder: LocalDecoder, options: Namespace) -> Iterator[Ask]:
     """Ask a server of this process."""
 
     def ask(lone: Lone, chance: Random) -> str | None:
-        assert isinstance(lone.request.sampler, Sampler), "nothing else is asked for"
         sampling = lone.request.sampler.params
         body = {
             "model": MODEL,

@@ -22,7 +22,7 @@ from pasta_decoding.models.load import load_base
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.lora import add_lora, save
-from tests.tiny import seeded, tiny_llama
+from tests.tiny import OPERATORS, seeded, tiny_llama
 
 BASE_NAME = "tests/tiny-llama"
 END = "<|im_end|>"
@@ -51,6 +51,10 @@ def make_checkpoint(folder: Path) -> TinyCheckpoint:
 
 def keep_base(base: Path, cache: Path, name: str = DEFAULT_MODEL) -> Path:
     """Put a folder into the cache as the known model of this name."""
+    OPERATORS.mkdir(parents=True, exist_ok=True)
+    if not (cache / "operators").exists():
+        cache.mkdir(exist_ok=True)
+        (cache / "operators").symlink_to(OPERATORS)
     return Path(shutil.copytree(base, cache / name))
 
 

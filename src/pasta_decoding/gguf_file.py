@@ -102,7 +102,7 @@ class GgufFile:
     """An open file. Raises PastaError for one that is broken, cut short, or something else.
 
     fields:            metadata by key.
-    weights:           by Hugging Face's names; empty for a family whose names are unknown here.
+    weights:           those with a name of Hugging Face's in `module_names`, by that name.
     frequency_factors: what divides the frequencies of rotary positions, if anything.
     """
 
@@ -185,7 +185,7 @@ class GgufFile:
         if self.architecture == "llama":
             query, key = (self.field(f"attention.head_count{one}") for one in ("", "_kv"))
             heads = {"q_proj": query, "k_proj": key}
-        layers = min(self.field("block_count", 0), len(self.tensors))
+        layers = min(self.field("block_count"), len(self.tensors))
         for name, short in module_names(layers).items():
             for kind in ("weight", "bias"):
                 if (found := self.tensors.get(f"{short}.{kind}")) is not None:

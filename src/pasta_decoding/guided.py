@@ -31,8 +31,7 @@ XARG = "pasta"
 
 _MAX_CHARS = 2**18
 _MAX_ID = 2**31
-_PARTS = 4
-"""Control tokens besides the closings; and the verdicts of a check."""
+_VERDICTS = 4  # of a check
 
 
 class Kind(StrEnum):
@@ -121,7 +120,7 @@ class ThreadGrammar:
         self._topics = Topics(vocabulary, rules, ids, earlier, set(params.beginnings))
 
     def constraint(self) -> Constraint:
-        """Return what the thread may write next; outside topics one object for equal answers."""
+        """Return what the thread may write next."""
         if self._params.kind is Kind.chunk:
             return open_chunk_constraint(self._vocabulary, begun=self._begun)
         if self._in_topic:
@@ -171,10 +170,13 @@ def read_params(found: object) -> GuidedParams:
     numbers = (params.promises, params.max_topic_tokens, *params.ids)
     for is_good, what in (
         (control.promise_close, "`control` names no closing"),
-        (len(control.ids) == _PARTS + len(control.promise_close), "`control` names an id twice"),
+        (control.distinct, "`control` names an id twice"),
         (all(0 <= one < _MAX_ID for one in numbers), "a number is negative or too large"),
         (params.ends, "`ends` names no id"),
-        (not check or len(set(params.verdicts)) == _PARTS, f"`verdicts` are not {_PARTS} ids"),
+        (
+            not check or len(set(params.verdicts)) == _VERDICTS,
+            f"`verdicts` are not {_VERDICTS} ids",
+        ),
     ):
         if not is_good:
             raise _garbage(what)

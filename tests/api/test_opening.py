@@ -33,17 +33,31 @@ def config_of(tiny: TinyCheckpoint, **settings: object) -> EngineConfig:
     return EngineConfig.named(**named)
 
 
-@pytest.mark.parametrize(("compiler", "taken"), [("/usr/bin/c++", "fast"), (None, "torch")])
-def test_without_llama_auto_takes_fast_or_torch(
+@pytest.mark.parametrize(
+    ("compiler", "said"),
+    [
+        (None, ""),
+        ("echo 'error: no -fopenmp' >&2; exit 1", "no operators could be built (error: no -fop"),
+        ("[ $last = /dev/null ] || echo > $last", "what is built cannot be run there"),
+    ],
+)
+def test_without_operators_auto_does_not_take_fast(
     compiler: str | None,
-    taken: str,
+    said: str,
     tiny_checkpoint: TinyCheckpoint,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     library.cache_clear()
-    monkeypatch.setattr("pasta_decoding.engines.native.find_compiler", lambda: compiler)
-    assert choose_engine(find(config_of(tiny_checkpoint), Path())) == taken
+    (script := tmp_path / "c++").write_text(f"#!/bin/sh\nfor last; do :; done\n{compiler}\n")
+    script.chmod(0o755)
+    found = "pasta_decoding.engines.native.find_compiler"
+    monkeypatch.setattr(found, lambda: compiler and str(script))
+    assert choose_engine(find(config_of(tiny_checkpoint), tmp_path)) == "torch"
+    assert said in caplog.text
+    assert [*(tmp_path / "operators").glob("*.so")] or "run" not in said, "those of this cache"
     library.cache_clear()
 
 
@@ -91,6 +105,7 @@ def test_a_pulled_gguf_goes_to_fast_on_a_cpu_with_a_compiler(
     monkeypatch.setattr("pasta_decoding.models.pull.fetch_wheels", lambda *_: file)
     path, by_model = pull(cache, name), {"model": name, "device": "cpu"}
     monkeypatch.setattr("pasta_decoding.engines.native.find_compiler", lambda: "c++")
+    monkeypatch.setattr("pasta_decoding.engines.native.library", lambda _: "built")
     for settings in (by_model, {"adapter": f"{name}-sequential", "device": "cpu"}):
         found = find(EngineConfig.named(**settings), cache)
         assert (found.base, choose_engine(found)) == (path, "fast")

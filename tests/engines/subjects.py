@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -21,7 +22,7 @@ from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import Loaded
 from tests.engines.oracle import Oracle, Recorder, by_script, dense
 from tests.scripted import ScriptedEngine, shuffled
-from tests.tiny import TINY_MODELS, VOCABULARY
+from tests.tiny import OPERATORS, TINY_MODELS, VOCABULARY
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,12 @@ def padded(model: PreTrainedModel, cache_tokens: int = 4000) -> TorchEngine:
     return engine
 
 
+def fast(weights: ModelWeights, *, plain: bool = False, **settings: Any) -> FastEngine:
+    return FastEngine(weights, operators=None if plain else OPERATORS, **settings)
+
+
 def fast_subject(name: str, *, plain_torch: bool = False) -> Subject:
-    return Subject(FastEngine(ModelWeights(plain(name)), plain=plain_torch), dense(plain(name)))
+    return Subject(fast(ModelWeights(plain(name)), plain=plain_torch), dense(plain(name)))
 
 
 def llama_subject(name: str) -> Subject:

@@ -14,12 +14,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pasta_decoding.engines.base import Branch, Feed
-from pasta_decoding.engines.fast import FastEngine
+from pasta_decoding.engines.kv_cache import CachedEngine
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.engines.weights import ModelWeights
 from pasta_decoding.errors import PastaError
 from tests.engines.oracle import TOLERANCE, Recorder, assert_equals_recompute, dense
-from tests.engines.subjects import MARKS, SUBJECTS, Subject
+from tests.engines.subjects import MARKS, SUBJECTS, Subject, fast
 from tests.examples import few
 from tests.tiny import VOCABULARY, tiny_llama
 
@@ -182,7 +182,7 @@ def test_every_row_equals_recompute(subject: Subject, case: Callable[[Recorder],
 @pytest.mark.parametrize("name", ["torch", "fast"])
 def test_a_bfloat16_model_is_near_the_exact_one(name: str) -> None:
     model = tiny_llama().bfloat16()
-    engine = TorchEngine(model) if name == "torch" else FastEngine(ModelWeights(model))
+    engine = TorchEngine(model) if name == "torch" else fast(ModelWeights(model))
     assert engine.name == f"{name} bfloat16"
     record = Recorder(engine)
     after_a_join(record)
@@ -381,6 +381,15 @@ def test_a_room_that_is_not_there_is_refused_and_those_taken_count_in_full(
     engine.close(main)
     engine.close(other)
     engine.close(engine.open(reserved_tokens=cells))
+
+
+def test_room_that_was_given_back_is_taken_again(subject: Subject) -> None:
+    engine = subject.engine
+    assert isinstance(engine, CachedEngine)
+    first, stays = engine.open(reserved_tokens=10), engine.open(reserved_tokens=1)
+    engine.close(first)
+    again = engine.open(reserved_tokens=10)
+    assert [engine._branch(one).request.start for one in (again, stays)] == [0, 10]
 
 
 def test_branches_that_are_not_there_are_refused(subject: Subject) -> None:

@@ -21,9 +21,9 @@ from pasta_decoding.gguf_file import GgufFile, GgufTensor
 from pasta_decoding.models.checkpoint import Unloaded
 from pasta_decoding.models.gguf import read_config, write_gguf
 from tests.engines.oracle import Recorder, assert_equals_recompute, dense
-from tests.engines.subjects import speaking
+from tests.engines.subjects import fast, speaking
 from tests.engines.test_torch import fork_join_go_on
-from tests.tiny import TINY_MODELS, seeded, tiny_llama, tiny_model
+from tests.tiny import OPERATORS, TINY_MODELS, seeded, tiny_llama, tiny_model
 
 KINDS = [*sorted(PACKED), *(GGMLQuantizationType[one] for one in ("F32", "BF16", "Q5_1"))]
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -32,7 +32,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.fixture(scope="module")
 def native() -> Any:
     """Build the C++ code, or skip what needs it."""
-    if (found := library()) is None:
+    if (found := library(OPERATORS)) is None:
         pytest.skip("needs a C++ compiler")
     return found
 
@@ -136,7 +136,7 @@ def test_the_cpp_code_computes_what_torch_does(
     shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": width}
     model = tiny_model(family, hidden_size=72, intermediate_size=60, **shape)
     found, expected = (
-        answers(FastEngine(ModelWeights(model), cache_dtype=dtype, plain=plain))
+        answers(fast(ModelWeights(model), cache_dtype=dtype, plain=plain))
         for plain in (False, True)
     )
     np.testing.assert_allclose(found, expected, rtol=0, atol=error)
@@ -154,7 +154,7 @@ def prefilled(engine: FastEngine, cuts: list[int]) -> FloatArray:
 
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_where_a_prompt_is_cut_changes_no_bit(name: str) -> None:
-    engine = FastEngine(ModelWeights(TINY_MODELS[name]()))
+    engine = fast(ModelWeights(TINY_MODELS[name]()))
     whole = prefilled(engine, [])
     random_ = np.random.default_rng(4)
     for _ in range(10):
@@ -164,7 +164,7 @@ def test_where_a_prompt_is_cut_changes_no_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_other_requests_in_a_step_change_no_bit(name: str) -> None:
-    engine = FastEngine(ModelWeights(TINY_MODELS[name]()))
+    engine = fast(ModelWeights(TINY_MODELS[name]()))
 
     def beside(others: int) -> FloatArray:
         requests = [engine.open(reserved_tokens=60) for _ in range(1 + others)]
@@ -183,7 +183,7 @@ def test_other_requests_in_a_step_change_no_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_which_branch_was_faster_changes_no_bit(name: str) -> None:
-    engine = FastEngine(ModelWeights(TINY_MODELS[name]()))
+    engine = fast(ModelWeights(TINY_MODELS[name]()))
 
     def joined(turns: str) -> FloatArray:
         main = engine.open(reserved_tokens=300)
@@ -216,7 +216,7 @@ def test_an_adapter_beside_the_weights_is_the_merged_model(plain: bool) -> None:
             down_RI, up_OR = 0.3 * random(4, layer.in_features), random(layer.out_features, 4)
             added[name] = (down_RI.bfloat16(), up_OR.bfloat16())
             layer.weight += added[name][1].float() @ added[name][0].float()
-    record = Recorder(FastEngine(ModelWeights(model, added), plain=plain))
+    record = Recorder(fast(ModelWeights(model, added), plain=plain))
     fork_join_go_on(record)
     assert_equals_recompute(record, dense(merged))
 
@@ -236,7 +236,7 @@ ROPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", ROPES)
 def test_rotary_positions_are_transformers(kind: str) -> None:
     rope = {"rope_type": kind, "rope_theta": 1e4, **ROPES[kind]}
-    record = Recorder(FastEngine(ModelWeights(tiny_llama(rope_parameters=rope))))
+    record = Recorder(fast(ModelWeights(tiny_llama(rope_parameters=rope))))
     fork_join_go_on(record)
     assert_equals_recompute(record, dense(tiny_llama(rope_parameters=rope)))
 
@@ -249,8 +249,7 @@ def test_a_file_is_the_model_that_it_was_written_from(
     write_gguf(speaking(TINY_MODELS[name]()), tmp_path / "x.gguf", float_type="F32")
     file = GgufFile(tmp_path / "x.gguf")
     weights = ModelWeights(Unloaded(read_config(file), file.weights), file=file)
-    engine = FastEngine(weights, cache_dtype=torch.float32, plain=plain)
-    record = Recorder(engine)
+    record = Recorder(fast(weights, plain=plain))
     fork_join_go_on(record)
     assert_equals_recompute(record, dense(TINY_MODELS[name]()))
 

@@ -69,14 +69,6 @@ def test_a_foreign_or_broken_file_is_refused(contents: bytes, tmp_path: Path) ->
         LlamaEngine(tmp_path / "none.gguf")
 
 
-def test_a_context_smaller_than_a_batch_takes_its_prompt_in_pieces(path: Path) -> None:
-    small = LlamaEngine(path, cache_tokens=100, threads=1, cache_type="F32")
-    main = small.open(reserved_tokens=200)
-    small.step([Feed((main,), (7,) * 150, tuple(range(150)))])
-    assert small.slots_in_use == 150
-    small.close(main)
-
-
 def test_each_token_takes_one_cell_of_the_library(path: Path) -> None:
     """Fork, feed to two, join: a context of as many cells as tokens is enough, and no cell less."""
     exact = LlamaEngine(path, cache_tokens=256, threads=1, cache_type="F32")

@@ -53,14 +53,3 @@ def test_the_kernel_computes_the_formula_on_a_gpu(
     assert got.dtype == dtype
     tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(got.float(), exact, rtol=0, atol=tolerance)
-
-
-def test_a_row_attends_to_its_list_alone() -> None:
-    rows = random_rows([5, 1])
-    query_QHD, keys_GSD, values_GSD = random_inputs(4, 2, 16, 2, torch.float32)
-    out_QHD = attend_plainly(query_QHD, keys_GSD, values_GSD, rows, 0.25, None)
-    seen = rows.lists[:5].tolist()
-    for head in range(4):
-        weight = (keys_GSD[head // 2, seen] @ query_QHD[0, head] * 0.25).softmax(0)
-        torch.testing.assert_close(out_QHD[0, head], weight @ values_GSD[head // 2, seen])
-    torch.testing.assert_close(out_QHD[1, 3], values_GSD[1, rows.lists[5]])

@@ -46,6 +46,15 @@ def test_a_team_is_given_back_and_made_anew() -> None:
     assert done.stdout.split() == ["1", "0", "True"]
 
 
+def test_memory_is_what_a_container_has_left(tmp_path: Path) -> None:
+    stat = "inactive_file 50\nactive_file 25\nfile 99\n"
+    for name, text in {"max": "1000", "current": "900", "stat": stat}.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert support.free_bytes(tmp_path) == 1000 - 900 + 75
+    (tmp_path / "memory.max").write_text("max\n")
+    assert support.free_bytes(tmp_path) > 1000, "without a limit, the machine's"
+
+
 def test_a_cache_is_refused_with_the_tokens_that_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     free = SimpleNamespace(available=10**9)
     monkeypatch.setattr("psutil.virtual_memory", lambda: free)

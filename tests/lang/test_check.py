@@ -48,12 +48,3 @@ def test_a_text_passes_exactly_if_it_prints_as_itself_with_neat_chunks(
     tree = read(source)
     expected = show(tree) == source and neat(tree, topic_required=topic_required)
     assert (not check(source, topic_required=topic_required)) == expected
-
-
-@given(SOURCE)
-def test_problems_lie_in_the_text_and_in_reading_order(source: str) -> None:
-    problems = check(source)
-    lines = source.split("\n")
-    assert all(1 <= found.column <= len(lines[found.line - 1]) + 1 for found in problems)
-    places = [(found.line, found.column) for found in problems]
-    assert places == sorted(places)

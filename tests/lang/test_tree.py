@@ -117,9 +117,3 @@ def test_a_topic_is_made_valid(written: str | None, topic: str | None) -> None:
 def test_a_length_is_made_valid(written: int | None, tokens: int) -> None:
     assert DEFAULT_TOKENS == 50
     assert valid_tokens(written) == tokens
-
-
-@pytest.mark.parametrize("chunk", [Chunk("four words in it", 20, ""), Chunk("diet", 25, "")])
-def test_a_chunk_that_would_not_read_back_is_not_printed(chunk: Chunk) -> None:
-    with pytest.raises(AssertionError, match="not a"):
-        show((chunk,))

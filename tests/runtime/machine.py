@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -15,7 +15,7 @@ from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.generation import Generation
 from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
-from pasta_decoding.runtime.sampler import Choice, Logits, Sampler
+from pasta_decoding.runtime.sampler import Choice, Logits, RowParams, Sampler, sampled
 from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.runtime.text import AnswerText
 from tests.law.world import ASYNC, CLOSE, END, FIRST_WORD, OPEN, P20, SCHEME, SYNC
@@ -85,14 +85,14 @@ def finish(scheduler: Scheduler, added: Iterable[Generation]) -> list[Answer]:
     return [answer for answer in answers if answer is not None]
 
 
-@dataclass(frozen=True)
-class Leaning:
+class Leaning(Sampler):
     """A sampler for a random model, which would seldom promise by itself."""
 
-    sampler: Sampler
-
-    def sample(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
-        return self.sampler.sample(thread, index, logits_V + 2 * LEANING_V, allowed)
+    def accept(
+        self, row: RowParams, _wanted: int, logits: Callable[[], Logits], allowed: Constraint
+    ) -> Choice:
+        logits_V = logits() + 2 * LEANING_V
+        return super().accept(row, sampled(logits_V, row), lambda: logits_V, allowed)
 
 
 def prompt_of(number: int, tokens: int) -> tuple[int, ...]:
@@ -102,8 +102,8 @@ def prompt_of(number: int, tokens: int) -> tuple[int, ...]:
 def asked(number: int, **limits: Any) -> Request:
     """One of many requests: prompts of all lengths, every second one greedy."""
     prompt = prompt_of(number, PROMPT_TOKENS[number % len(PROMPT_TOKENS)])
-    sampler = Sampler(SamplingParams(temperature=number % 2), request=number)
-    return Request(prompt, Leaning(sampler), replace(RULES, **limits))
+    sampler = Leaning(SamplingParams(temperature=number % 2), request=number)
+    return Request(prompt, sampler, replace(RULES, **limits))
 
 
 def assert_same(ours: Answer, theirs: Answer) -> None:

@@ -15,7 +15,7 @@ from pasta_decoding.lang.tree import Tree
 from pasta_decoding.runtime.events import Action, Append, Finished, Fork, Rewrite, Trimmed
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Rules
-from pasta_decoding.runtime.text import tokens_of, tree_of
+from pasta_decoding.runtime.text import tree_of
 from pasta_decoding.runtime.vocabulary import Vocabulary
 from tests.law.world import CLOSE, CONTROL, END, SCHEME
 
@@ -79,10 +79,6 @@ class Played:
         return sum(sizes.get(type(action), 0) for action in self.actions)
 
     @property
-    def trimmed_tokens(self) -> int:
-        return self.fed_tokens - tokens_of(self.interpreter.segments)
-
-    @property
     def tree(self) -> Tree:
         return tree_of(self.interpreter.segments, self.interpreter.vocabulary)
 
@@ -142,7 +138,7 @@ def play_steps(
     steps: int | None,
     *,
     scheme: Scheme = SCHEME,
-    max_positions: int | None = None,
+    max_positions: int = 10**6,
     joining: Joining = Joining.kv,
 ) -> Played:
     """Play the first steps of an answer, or all of it."""

@@ -1,5 +1,6 @@
 """The interpreter's law: whatever the threads want to write, the answer is well formed and ends."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from pasta_decoding.lang.check import check
 from pasta_decoding.lang.layout import ChunkRun, Joining, PromiseRun, Run, SyncRun, in_reading_order
 from pasta_decoding.lang.positions import RESERVE, SCHEMES, Scheme
 from pasta_decoding.lang.tree import Chunk, Span, read, show, strip
+from pasta_decoding.runtime.constraints import main_constraint
 from pasta_decoding.runtime.events import (
     Action,
     Append,
@@ -195,7 +197,7 @@ def test_a_text_join_puts_every_token_where_the_reading_order_has_it(
 
 def test_an_idle_sync_is_banned_and_every_tag_in_sequential_decoding() -> None:
     for rules, tags in ((SMALL, {OPEN}), (replace(SMALL, parallel=False), set())):
-        assert allowed(Interpreter(VOCABULARY, SCHEME, rules, 3)) & CONTROL.ids == tags
+        assert allowed(Interpreter(VOCABULARY, SCHEME, rules, 3, 1000)) & CONTROL.ids == tags
     main = [OPEN, A, P20, A, SYNC, B, SYNC, A]
     played = play(SMALL, script({0: main, 1: [B]}))
     assert sum(isinstance(segment, SyncRun) for segment in played.interpreter.segments) == 1
@@ -273,6 +275,14 @@ def test_eagerness_biases_the_promise_where_main_may_write_it_and_nowhere_else(
             constraint = interpreter.constraint(thread)
             promises = thread == 0 and constraint.admits(OPEN)
             assert constraint.bias == ({OPEN: 2.0} if promises else {})
+
+
+def test_a_vocabulary_lives_no_longer_than_the_answers_that_need_it() -> None:
+    vocabulary = replace(VOCABULARY)
+    held = weakref.ref(vocabulary)
+    main_constraint(vocabulary, promise=True, sync=True)
+    del vocabulary
+    assert held() is None
 
 
 # Limits

@@ -13,6 +13,7 @@ from pasta_decoding.runtime.generation import Generation
 from pasta_decoding.runtime.policy import (
     BACKGROUND_STEPS,
     ENOUGH,
+    STALE_STEPS,
     Runnable,
     SchedulingPolicy,
     StepCost,
@@ -102,12 +103,12 @@ def test_with_hundreds_of_threads_nearly_all_steps_are_as_wide_as_they_can_be() 
 
 
 def test_a_figure_that_is_old_is_taken_again() -> None:
-    costs = StepCost(stale_steps=20)
+    costs = StepCost()
     for width in (1, 2):
         for _ in range(3):
             costs.add(width, 1.0)
     assert costs.unsure([1, 2]) is None
-    for _ in range(18):
+    for _ in range(STALE_STEPS - 2):
         costs.add(2, 1.0)
     assert costs.unsure([1, 2]) == 1
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.runtime.generation import Generation
-from pasta_decoding.runtime.policy import SchedulingPolicy, share_out
+from pasta_decoding.runtime.policy import ENOUGH, GRID, LEAST_TOKENS, SchedulingPolicy, share_out
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few
@@ -137,6 +137,25 @@ def test_one_pass_that_took_for_ever_does_not_stop_prompts_for_ever() -> None:
         fed += tokens
         policy.learn(1, 0.02 + 0.001 * tokens, tokens)
     assert fed > 400
+
+
+def test_prompts_are_fed_although_each_step_has_a_width_of_which_nothing_is_known() -> None:
+    policy, fed = SchedulingPolicy(), 0
+    for width in GRID:
+        tokens = policy.prompt_tokens(width, 4096)
+        fed += tokens
+        policy.learn(width, 0.02, tokens)
+    assert fed == LEAST_TOKENS
+
+
+def test_steps_without_prompts_pay_for_a_slow_pass() -> None:
+    scheduler = scheduler_over(TimedEngine(MACHINES["a GPU"]))
+    scheduler.add(writing(100))
+    for step in range(20):
+        scheduler.step()
+        if step == ENOUGH:
+            scheduler.policy.learn(1, 60.0, 4)
+    assert scheduler.policy._budget_s > 0
 
 
 @pytest.mark.parametrize(("width", "least"), [(250, 1000), (2000, 64)])

@@ -1,7 +1,9 @@
 """Choosing tokens: noise of its key alone, constraints that always hold, penalties."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import permutations
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -10,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.runtime.constraints import NOTHING, Constraint
+from pasta_decoding.runtime.constraints import NOTHING, Constraint, Topics
 from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Request, SamplingParams
-from pasta_decoding.runtime.sampler import Choice, Logits, Sampler, logprobs_of
+from pasta_decoding.runtime.sampler import Choice, Logits, Sampler, logprobs_of, sampled
 from pasta_decoding.runtime.text import AnswerText
 from tests.law.whim import EveryThread, ReadingOrder
 from tests.law.world import CLOSE, END, OPEN, P20, SCHEME, SYNC
@@ -36,18 +38,25 @@ def only(*ids: int) -> Constraint:
     return Constraint(NOTHING, only=np.array(ids))
 
 
+def sample(
+    sampler: Sampler, index: int, logits_V: Logits, allowed: Constraint = FREE, thread: int = 0
+) -> Choice:
+    row = sampler.row(thread, index, allowed.bias)
+    return sampler.accept(row, sampled(logits_V, row), lambda: logits_V, allowed)
+
+
 def shares(
     sampling: SamplingParams, allowed: Constraint = FREE, logits_V: Logits = LOGITS
 ) -> list[float]:
     """How often each token was drawn."""
     sampler = Sampler(sampling)
-    drawn = Counter(sampler.sample(0, n, logits_V, allowed).token for n in range(DRAWS))
+    drawn = Counter(sample(sampler, n, logits_V, allowed).token for n in range(DRAWS))
     return [drawn[token] / DRAWS for token in range(len(logits_V))]
 
 
 def line(sampler: Sampler, thread: int = 0) -> list[int]:
     flat_V = np.zeros(1000, dtype=np.float32)
-    return [sampler.sample(thread, n, flat_V, FREE).token for n in range(8)]
+    return [sample(sampler, n, flat_V, thread=thread).token for n in range(8)]
 
 
 # Noise
@@ -57,13 +66,16 @@ def test_noise_is_of_its_whole_key_and_of_nothing_else() -> None:
     sampling = SamplingParams(temperature=1)
     flat_V = np.zeros(1000, dtype=np.float32)
     again = Sampler(sampling)
-    backwards = [again.sample(0, n, flat_V, FREE).token for n in reversed(range(8))]
+    backwards = [sample(again, n, flat_V).token for n in reversed(range(8))]
     lines = [
         line(Sampler(sampling)),
         line(Sampler(SamplingParams(temperature=1, seed=1))),
         line(Sampler(sampling, request=1)),
         line(Sampler(sampling), thread=1),
     ]
+    assert lines[1] == line(Sampler(replace(sampling, seed=cast("int", np.int64(1))))), (
+        "a number of numpy's"
+    )
     assert lines[0] == line(again) == backwards[::-1]
     assert len({tuple(tokens) for tokens in lines}) == 4
     assert all(len(set(tokens)) > 1 for tokens in lines)
@@ -138,8 +150,8 @@ def test_a_constraint_holds_and_is_counted_only_when_it_changed_the_choice(
     allowed = only(*sorted(set(range(6)) - banned)) if named else ban(*sorted(banned))
     if not banned and not named:
         allowed = FREE
-    wanted = Sampler(sampling).sample(0, 0, logits_V, FREE)
-    got = Sampler(sampling).sample(0, 0, logits_V, allowed)
+    wanted = sample(Sampler(sampling), 0, logits_V)
+    got = sample(Sampler(sampling), 0, logits_V, allowed)
     assert not wanted.intervened
     assert got.token not in banned
     assert got.intervened == (wanted.token in banned)
@@ -163,9 +175,9 @@ def test_greedy_takes_the_largest_that_may_stand(
     temperature: float, allowed: Constraint, token: int, intervened: bool
 ) -> None:
     sampler = Sampler(SamplingParams(temperature))
-    assert sampler.sample(0, 0, LOGITS, allowed) == Choice(token, intervened)
+    assert sample(sampler, 0, LOGITS, allowed) == Choice(token, intervened)
     level_V = np.zeros(4, dtype=np.float32)
-    assert temperature > 0.001 or sampler.sample(0, 0, level_V, FREE).token == 0
+    assert temperature > 0.001 or sample(sampler, 0, level_V).token == 0
 
 
 @given(ROWS, BANNED, st.integers(0, 99))
@@ -180,8 +192,8 @@ def test_whoever_wins_among_all_wins_among_fewer(
     sampler = Sampler(SamplingParams(temperature=1, seed=seed))
     without_V = logits_V.copy()
     without_V[sorted(banned)] = -np.inf
-    expected = sampler.sample(0, 0, without_V, FREE).token
-    assert sampler.sample(0, 0, logits_V, ban(*sorted(banned))).token == expected
+    expected = sample(sampler, 0, without_V).token
+    assert sample(sampler, 0, logits_V, ban(*sorted(banned))).token == expected
 
 
 @pytest.mark.parametrize("score", [-np.inf, np.nan])
@@ -192,8 +204,8 @@ def test_where_no_score_is_a_number_the_first_allowed_token_is_taken(
     row_V = np.full(6, score, dtype=np.float32)
     sampler = Sampler(SamplingParams(temperature=temperature))
     with np.errstate(invalid="ignore"):
-        assert sampler.sample(0, 0, row_V, ban(0, 1, 3)).token == 2
-        assert sampler.sample(0, 0, row_V, only(4, 5)).token == 4
+        assert sample(sampler, 0, row_V, ban(0, 1, 3)).token == 2
+        assert sample(sampler, 0, row_V, only(4, 5)).token == 4
 
 
 # Penalties count what a thread sees: the same however its fellows are scheduled
@@ -205,7 +217,7 @@ CHUNKS = {1: (C, C, CLOSE), 2: (A, CLOSE)}
 
 @pytest.mark.parametrize("order", list(permutations([MAIN, 1, 2])))
 def test_main_sees_chunks_behind_their_sync_whoever_was_first(order: tuple[int, ...]) -> None:
-    interpreter = Interpreter(VOCABULARY, SCHEME, RULES, 3)
+    interpreter = Interpreter(VOCABULARY, SCHEME, RULES, 3, 1000)
     lines = {MAIN: MAIN_IDS[9:11], **CHUNKS}
     for token in MAIN_IDS[:9]:
         interpreter.on_token(MAIN, token)
@@ -218,24 +230,28 @@ def test_main_sees_chunks_behind_their_sync_whoever_was_first(order: tuple[int, 
     assert Counter(interpreter.text_seen(2)) == Counter({A: 2, B: 2})
 
 
-def test_in_a_topic_nothing_is_penalised() -> None:
+def test_in_a_topic_nothing_is_penalised_or_wished_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Topics, "constraint", None)  # it costs something, and is asked for later
     _, scheduler = machine(leaning(0))
     sampler = Sampler(SamplingParams(repetition_penalty=1.5, logit_bias={C: 1.0}))
-    generation = scheduler.add(Request((B, B, END, SYNC), sampler, RULES))
+    rules = replace(RULES, eagerness=1.0)
+    generation = scheduler.add(Request((B, B, END, SYNC), sampler, rules))
     interpreter, found = generation.interpreter, []
     for token in (A, OPEN, B, P20):
         interpreter.on_token(MAIN, token)
         adjustment = generation.row_params(MAIN).adjustment
         assert adjustment is not None
         found.append(set(adjustment.ids.tolist()))
-    assert found == [{A, B, C}, {C}, {C}, {A, B, C}]
+    assert found == [{A, B, C, OPEN}, {C}, {C}, {A, B, C, OPEN}]
 
 
 def test_each_penalty_does_what_its_name_says() -> None:
     logits_V = np.zeros(SIZE, dtype=np.float32)
     logits_V[[A, B, C]] = 4, -4, 1
     params = SamplingParams(repetition_penalty=2, presence_penalty=0.5, frequency_penalty=0.25)
-    adjustment = Sampler(params).row(MAIN, 3, {C: 3.0, END: -1.0}, (A, A, C), {B}).adjustment
+    adjustment = (
+        Sampler(params).row(MAIN, 3, {C: 3.0, END: -1.0}, (A, A, C), np.array([B])).adjustment
+    )
     assert adjustment is not None
     got_V = adjustment.apply(logits_V)
     assert got_V[[A, B, C, END]].tolist() == [2 - 0.5 - 0.5, -8, 0.5 - 0.75 + 3, -1]
@@ -262,7 +278,7 @@ def test_penalties_and_logprobs_do_not_depend_on_who_writes_when(seed: int) -> N
         found, fold = answer_of(scheduler, request), AnswerText()
         assert "".join(map(fold.feed, found.events)) == found.text
         # How a text is cut into pieces depends on when a chunk's end was known, its tokens do not.
-        return found.layout.tokens, [one.logprobs for one in fold.take_tokens()]
+        return found.layouts, [one.logprobs for one in fold.take_tokens()]
 
     wide, narrow = told(EveryThread()), told(ReadingOrder())
     assert wide == narrow

@@ -74,7 +74,7 @@ def test_an_answer_ends_when_its_time_is_up() -> None:
     assert got.first_token_s is not None
     assert 0 < got.first_token_s < got.seconds
     assert got.truncated
-    assert not got.hit_limit
+    assert (got.hit_limit, got.finish_reason) == (False, "length")
     assert [segment.closed for segment in got.segments if isinstance(segment, ChunkRun)] == [False]
     assert engine.slots_in_use == 0
     assert answer_of(scheduler, greedy()).hit_limit

@@ -8,15 +8,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment, SyncRun
-from pasta_decoding.lang.tree import Chunk, Span, Sync
+from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Delta, Event, Finished
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
-from pasta_decoding.runtime.text import AnswerText, ThreadText, stretch_text, tree_of
+from pasta_decoding.runtime.text import AnswerText, ThreadText, stretch_text
 from pasta_decoding.runtime.vocabulary import Vocabulary
 from tests.examples import few
 from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, SCHEME, SYNC
@@ -72,25 +71,9 @@ def test_any_bytes_are_streamed_as_they_are_stored(tokens: list[int]) -> None:
     assert chunk[-1] == stretch_text(tokens, decode).rstrip()
 
 
-def test_the_tree_of_an_answer() -> None:
-    segments: list[Segment] = [
-        Run(tuple(ids("é: "))),
-        PromiseRun((OPEN, *ids(" two words"), P20), 20),
-        ChunkRun((ASYNC, *ids("b \n"))),
-        SyncRun(SYNC),
-        Run(tuple(ids("."))),
-    ]
-    assert tree_of(segments, VOCABULARY) == (
-        Span("é: "),
-        Chunk("two words", 20, "b"),
-        Sync(),
-        Span("."),
-    )
-
-
 def test_a_topic_never_ends_within_a_character() -> None:
     rules = Rules(max_topic_tokens=3)
-    interpreter = Interpreter(VOCABULARY, SCHEME, rules, prompt_tokens=1)
+    interpreter = Interpreter(VOCABULARY, SCHEME, rules, 1, 1000)
     first, second = ids("é")
     for token in (OPEN, *ids("a"), first):
         interpreter.on_token(MAIN, token)

@@ -47,7 +47,7 @@ def test_stream_whole_reply_and_decoder_agree_to_the_byte(prompt: str, server: R
     answer = server.decoder.answer(asked)
     [choice] = got.choices
     assert found == choice.message.content == answer.text
-    assert choice.finish_reason == ("length" if answer.hit_limit else "stop")
+    assert choice.finish_reason == answer.finish_reason
     assert cost(got) == {
         "prompt_tokens": answer.trace.prompt_tokens,
         "completion_tokens": answer.fed_tokens,

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
 from pasta_decoding.api.config import EngineConfig, beside_whole
+from pasta_decoding.engines.support import free_bytes
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, LARGE_MODEL
 from pasta_decoding.models.load import (
@@ -37,7 +36,7 @@ class ModelFiles:
 
     base:    folder of the weights, or a GGUF file.
     adapter: folder of the adapter; `base` itself for a whole model, None for a base model alone.
-    cache:   folder for what is exported on the way.
+    cache:   folder for what is exported and built on the way.
     """
 
     config: EngineConfig
@@ -48,6 +47,10 @@ class ModelFiles:
     @property
     def is_gguf(self) -> bool:
         return self.base.suffix == ".gguf"
+
+    @property
+    def operators(self) -> Path:
+        return self.cache / "operators"
 
     @property
     def device(self) -> str:
@@ -88,8 +91,7 @@ def default_adapter(cache: Path, environment: Mapping[str, str]) -> str:
     base = BASES[LARGE_MODEL]
     place = next(one for one in (cache, *cache.absolute().parents) if one.exists())
     needed = {
-        f"{2 * base.memory_gb} GB of free memory": psutil.virtual_memory().available
-        >= 2e9 * base.memory_gb,
+        f"{2 * base.memory_gb} GB of free memory": free_bytes() >= 2e9 * base.memory_gb,
         "a C++ compiler (g++)": find_compiler() is not None,
         f"{base.disk_gb} GB of free disk at {cache}": (cache / base.name).exists()
         or shutil.disk_usage(place).free >= 1e9 * base.disk_gb,

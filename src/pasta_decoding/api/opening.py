@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from pasta_decoding.api.checkpoints import ModelFiles, find
 from pasta_decoding.api.config import EngineConfig, check_name
 from pasta_decoding.api.model import Model
-from pasta_decoding.engines.support import release_openmp_threads
+from pasta_decoding.engines.support import free_bytes, release_openmp_threads
 from pasta_decoding.errors import PastaError, require
 from pasta_decoding.files import writable
 from pasta_decoding.gguf_file import GgufFile
@@ -93,7 +91,7 @@ def open_decoder(config: EngineConfig, cache: Path, *, fetch: bool = False) -> D
 
 def _check_memory(base: Path) -> None:
     files = [base] if base.is_file() else [*base.glob("*.safetensors")]
-    needed, free = sum(one.stat().st_size for one in files), psutil.virtual_memory().available
+    needed, free = sum(one.stat().st_size for one in files), free_bytes()
     if needed > free:
         raise PastaError(
             f"the weights in {base} take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory "
@@ -148,16 +146,18 @@ def _open_torch(files: ModelFiles) -> LocalDecoder:
 
 
 def fast_can_run(files: ModelFiles) -> bool:
-    """Is there a compiler on this CPU, and a GGUF file or a known family that llama.cpp has not?
+    """Are there operators for this CPU, and a GGUF file or a known family that llama.cpp has not?
 
     Where the weights are a folder's, llama.cpp still takes less time on processors without AVX-512.
     """
     from pasta_decoding.engines.fast import obstacle
-    from pasta_decoding.engines.native import find_compiler
+    from pasta_decoding.engines.native import find_compiler, library
 
     if files.device != "cpu" or files.config.dtype not in TORCH_DTYPES or find_compiler() is None:
         return False
-    return files.is_gguf or (not llama_can_run(files) and obstacle(load_config(files.base)) is None)
+    if not files.is_gguf and (llama_can_run(files) or obstacle(load_config(files.base))):
+        return False
+    return library(files.operators) is not None
 
 
 def _open_fast(files: ModelFiles) -> LocalDecoder:
@@ -176,8 +176,8 @@ def _open_fast(files: ModelFiles) -> LocalDecoder:
         loaded = load_model(base, adapter, dtype=dtype)
         weights = ModelWeights(loaded.model)
     cache_dtype = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
-    tokens = files.config.cache_tokens
-    engine = FastEngine(weights, cache_tokens=tokens, cache_dtype=cache_dtype)
+    tokens, operators = files.config.cache_tokens, files.operators
+    engine = FastEngine(weights, cache_tokens=tokens, cache_dtype=cache_dtype, operators=operators)
     return decoder_over(engine, loaded, files.config.join)
 
 

@@ -116,7 +116,7 @@ def result_of(answer: Answer, text: str, plain_tokens: int) -> Result:
         ),
         critical_path=answer.critical_path,
         usage=Usage(answer.trace.prompt_tokens, plain_tokens, answer.fed_tokens),
-        finish_reason="length" if answer.end is None and not answer.stopped else "stop",
+        finish_reason=answer.finish_reason,
         truncated=answer.truncated and not answer.stopped,
         interventions=answer.interventions,
         seconds=answer.seconds,

@@ -45,6 +45,8 @@ class TorchDecoder:
             (layer.norms, {name: dense(parts) for name, parts in layer.linear.items()})
             for layer in weights.layers()
         ]
+        gelu = partial(functional.gelu, approximate="tanh")
+        self._activated = gelu if weights.is_gemma else functional.silu
         self._norm_I = weights.norm("model.norm")
         self.head = dense([weights.linear("lm_head")])
 
@@ -68,12 +70,6 @@ class TorchDecoder:
             mlp_QI = linear["down"](self._activated(gate_QM) * up_QM)
             hidden_QI = hidden_QI + self._norm(mlp_QI, norms.get("mlp_norm"))
         return self._norm(hidden_QI, self._norm_I)
-
-    def _activated(self, gate_QM: Tensor) -> Tensor:
-        is_gemma = self._weights.is_gemma
-        return (
-            functional.gelu(gate_QM, approximate="tanh") if is_gemma else functional.silu(gate_QM)
-        )
 
     def _norm(self, input_QI: Tensor, weight_I: Tensor | None) -> Tensor:
         if weight_I is None:

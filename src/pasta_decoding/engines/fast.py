@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,8 +83,8 @@ def frequencies(weights: ModelWeights, kind: str) -> tuple[Tensor, float]:
 class FastEngine(CachedEngine):
     """Implements `Engine` on the weights of a model of a family that it knows, on a processor.
 
-    cache_dtype: of keys and values, float32 or bfloat16; None takes that of the weights.
-    plain:       compute by torch even where there is a C++ compiler.
+    cache_dtype: of keys and values, float32 or bfloat16.
+    operators:   folder that keeps the C++ code once it is built; None: compute by torch.
     """
 
     def __init__(
@@ -91,22 +92,23 @@ class FastEngine(CachedEngine):
         weights: ModelWeights,
         *,
         cache_tokens: int = DEFAULT_CACHE_TOKENS,
-        cache_dtype: torch.dtype | None = None,
-        plain: bool = False,
+        cache_dtype: torch.dtype = torch.float32,
+        operators: Path | None = None,
     ) -> None:
+        assert cache_dtype in (torch.float32, torch.bfloat16), "the C++ code knows no other"
         config = weights.config
         if reason := obstacle(config):
             raise PastaError(f"the fast engine cannot run this {config.model_type} model: {reason}")
         super().__init__(
             Limits(int(config.vocab_size), int(config.max_position_embeddings), cache_tokens)
         )
-        heads, dtype = config.num_key_value_heads, cache_dtype or weights.dtype
-        shape = (2, config.num_hidden_layers, heads, cache_tokens, weights.head_width)
-        refuse_large_cache(cache_tokens, math.prod(shape) // cache_tokens * dtype.itemsize)
-        self._weights, self._slots = weights, torch.zeros(shape, dtype=dtype)
+        heads, layers = config.num_key_value_heads, config.num_hidden_layers
+        shape = (2, layers, heads, cache_tokens, weights.head_width)
+        refuse_large_cache(cache_tokens, math.prod(shape) // cache_tokens * cache_dtype.itemsize)
+        self._weights, self._slots = weights, torch.zeros(shape, dtype=cache_dtype)
         self._windows = attention_windows(config)
         self._frequencies = {kind: frequencies(weights, kind) for kind in self._windows}
-        built = None if plain else library()
+        built = None if operators is None else library(operators)
         self._decoder = (
             TorchDecoder(weights, self._slots)
             if built is None

@@ -225,22 +225,22 @@ class CachedEngine:
 
     def _find_room(self, size: int) -> int:
         """Return the first slot of the lowest gap that takes `size` slots."""
-        place = widest = taken = 0
-        for request in self._requests():
-            taken += request.capacity
-            widest = max(widest, request.start - place)
-            if request.start - place >= size and self._in_one_piece:
+        requests, slots = self._requests(), self.max_slots
+        taken = sum(request.capacity for request in requests)
+        if slots is not None and taken + size > slots:
+            raise PastaError(
+                f"no room for {size} tokens: {taken} of the engine's {slots} slots are taken"
+            )
+        place = widest = 0
+        for request in requests:
+            if request.start - place >= size:
                 return place
+            widest = max(widest, request.start - place)
             place = request.start + request.capacity
-        slots = self.max_slots
         if slots is not None and self._in_one_piece and place + size > slots:
             raise PastaError(
                 f"no room for {size} tokens in one piece: the widest gap among the engine's "
                 f"{slots} slots is {max(widest, slots - place)}"
-            )
-        if slots is not None and taken + size > slots:
-            raise PastaError(
-                f"no room for {size} tokens: {taken} of the engine's {slots} slots are taken"
             )
         return place
 

@@ -157,17 +157,18 @@ def find_compiler() -> str | None:
 
 
 @cache
-def library() -> Any:
-    """Return the C++ code, built now if this machine has it not yet; None without a compiler."""
+def library(folder: Path) -> Any:
+    """Return the C++ code, built now unless `folder` holds it; None if it cannot be built."""
+    slow = "steps of the fast engine take several times as long"
     if (compiler := find_compiler()) is None:
-        _log.warning("steps take several times as long: there is no C++ compiler (install g++)")
+        _log.warning("%s: there is no C++ compiler (install g++)", slow)
         return None
     try:
-        found = _loaded(compiler)
+        found = _loaded(compiler, folder)
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         reason = next(iter(said.strip().splitlines()), "")
-        _log.warning("steps take several times as long: no operators could be built (%s)", reason)
+        _log.warning("%s: no operators could be built (%s)", slow, reason)
         return None
     rows, count = ctypes.POINTER(_Rows), ctypes.c_int
     for name, types in {
@@ -183,9 +184,9 @@ def library() -> Any:
     return found
 
 
-def _loaded(compiler: str) -> ctypes.CDLL:
-    """Load the library from the cache, or from elsewhere if nothing may be run there."""
-    path = _built(compiler, Path("~/.cache/pasta-decoding/operators").expanduser())
+def _loaded(compiler: str, folder: Path) -> ctypes.CDLL:
+    """Load the library from `folder`, or from elsewhere if nothing may be run there."""
+    path = _built(compiler, folder)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -201,7 +202,7 @@ def _built(compiler: str, folder: Path) -> Path:
     linked = ["-Wl,--as-needed", str(runtime)] if runtime else []
     # What the compiler defines names itself and all that it may use of this processor.
     macros = [compiler, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull]
-    defined = subprocess.run(macros, capture_output=True, check=True).stdout
+    defined = subprocess.run(macros, capture_output=True, text=True, check=True).stdout.encode()
     sources = sorted(HERE.glob("*.cpp"))
     texts = [path.read_bytes() for path in (*sources, *sorted(HERE.glob("*.h")))]
     settings = " ".join([*FLAGS, *linked]).encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -70,15 +71,21 @@ def rope_types(ropes: dict[str, Any]) -> set[str]:
     return {str(rope.get("rope_type")) for rope in nested or [ropes]}
 
 
-def refuse_large_cache(cache_tokens: int, token_bytes: int) -> None:
-    """Raise PastaError for a cache larger than the free memory: the kernel would end the process.
+def free_bytes(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how much memory may be taken: of the machine's, and of a container's (cgroup v2)."""
+    free = psutil.virtual_memory().available
+    try:
+        most, used = (int((group / f"memory.{one}").read_text()) for one in ("max", "current"))
+        # What is held of files is given back when memory is needed.
+        files = re.findall(r"^(?:in)?active_file (\d+)", (group / "memory.stat").read_text(), re.M)
+    except (OSError, ValueError):  # no container, or one without a limit
+        return free
+    return min(free, most - used + sum(map(int, files)))
 
-    Counts the limit of a container (cgroup v2), if there is one.
-    """
-    free, needed = psutil.virtual_memory().available, cache_tokens * token_bytes
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
-        free = min(free, int(text))
+
+def refuse_large_cache(cache_tokens: int, token_bytes: int) -> None:
+    """Raise PastaError for a cache larger than the free memory: it would end the process."""
+    free, needed = free_bytes(), cache_tokens * token_bytes
     if needed > free:
         raise PastaError(
             f"a cache of {cache_tokens} tokens takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} "

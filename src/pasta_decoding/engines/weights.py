@@ -72,10 +72,10 @@ class ModelWeights:
 
     Those of a file are mapped, not read: embeddings are dequantised row by row.
 
-    model:       Hugging Face's, or a stand-in with its config and the weights of `file`.
-    added:       what an adapter adds to linear layers, by their names, if it is not merged.
-    kinds:       of attention, for each layer.
-    form, dtype: the number format of most weights; the one for keys and values.
+    model: Hugging Face's, or a stand-in with its config and the weights of `file`.
+    added: what an adapter adds to linear layers, by their names, if it is not merged.
+    kinds: of attention, for each layer.
+    form:  the number format of most weights.
     """
 
     def __init__(
@@ -92,11 +92,10 @@ class ModelWeights:
         same = list(attention_windows(config)) * config.num_hidden_layers
         self.kinds: list[str] = getattr(config, "layer_types", None) or same
         if file is None:
-            self.dtype, self.form = model.dtype, str(model.dtype).removeprefix("torch.")
-            self.frequency_factors = None
+            self.form, self.frequency_factors = str(model.dtype).removeprefix("torch."), None
         else:
             kinds = [one.kind.name for one in self._tensors.values() if len(one.shape) > 1]
-            self.dtype, self.form = torch.bfloat16, max(set(kinds), key=kinds.count)
+            self.form = max(set(kinds), key=kinds.count)
             self.frequency_factors = file.frequency_factors
 
     def layers(self) -> Iterator[Layer]:

@@ -74,10 +74,10 @@ def echoes(tree: Tree) -> list[int]:
     ]
 
 
-def rep_4(text: str, n: int = 4) -> float:
-    """Return the share of runs of `n` words that occurred before; 0 of a shorter text."""
+def rep_4(text: str) -> float:
+    """Return the share of runs of four words that occurred before; 0 of a shorter text."""
     words = text.split()
-    grams = list(zip(*(words[start:] for start in range(n)), strict=False))
+    grams = list(zip(*(words[start:] for start in range(4)), strict=False))
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 

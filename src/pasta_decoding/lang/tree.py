@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from pasta_decoding.lang import tags
 
+NOT_IN_TOPIC = frozenset('"<>\\')
 MAX_TOPIC_WORDS = 3
 MAX_TOPIC_CHARS = 200
 MAX_TOKENS = 100_000
@@ -86,7 +87,7 @@ def without_topics(tree: Tree) -> Tree:
 
 def valid_topic(topic: str | None) -> str | None:
     """Return the nearest valid topic: single spaces, three words, nothing that needs escapes."""
-    words = "".join(c for c in topic or "" if c not in '"<>\\').split()[:MAX_TOPIC_WORDS]
+    words = "".join(c for c in topic or "" if c not in NOT_IN_TOPIC).split()[:MAX_TOPIC_WORDS]
     return " ".join(words)[:MAX_TOPIC_CHARS].rstrip() or None
 
 

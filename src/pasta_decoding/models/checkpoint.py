@@ -26,6 +26,7 @@ GGUF_KEY = "pasta.checkpoint"
 _KEYS = {"control": "binding"}
 """Fields that the file knows under another name."""
 
+PARTS = 4  # control tokens besides the closings
 BUCKETS = (20, 30, 40, 50, 60, 80, 100, 150, 200, 300)
 
 _SPARE = re.compile(
@@ -54,6 +55,10 @@ class ControlTokens:
         """All control-token ids. Asked for at every token."""
         single = (self.promise_open, self.async_open, self.async_close, self.sync)
         return frozenset((*single, *self.promise_close.values()))
+
+    @property
+    def distinct(self) -> bool:
+        return len(self.ids) == PARTS + len(self.promise_close)
 
     def bucket(self, tokens: int) -> int:
         """Return the next larger length bucket; beyond the largest, the largest."""
@@ -105,7 +110,7 @@ class Checkpoint:
 
 def choose_tokens(tokenizer: Any) -> ControlTokens:
     """Choose control tokens: spare ones of the vocabulary, else tokens added to `tokenizer`."""
-    wanted = len(BUCKETS) + 4
+    wanted = len(BUCKETS) + PARTS
     spare = sorted(one for text, one in tokenizer.get_vocab().items() if _SPARE.fullmatch(text))
     if len(spare) < wanted:
         names = [f"{_ADDED_PREFIX}{n}|>" for n in range(wanted)]
@@ -265,7 +270,7 @@ def _checkpoint(record: dict[str, Any]) -> Checkpoint:
         f"unknown keys {sorted(unknown)}": not unknown,
         f"{wrong} are no token ids": not wrong,
         f"the length buckets are {sorted(closes)}": min(closes, default=0) > 0,
-        "two parts of a tag share one control token": len(control.ids) == len(closes) + 4,
+        "two parts of a tag share one control token": control.distinct,
         "token_texts does not tell the texts of the control tokens": set(texts) == control.ids,
         f"topic is {topic!r}, not 'required' or 'none'": topic in ("required", "none"),
         f"{joins!r} is not a list": isinstance(joins, list),

@@ -204,18 +204,17 @@ def load_gguf(file: GgufFile, adapter: Path | None) -> Loaded:
 def load_metadata(base: Path, adapter: Path | None) -> Loaded:
     """Load all but the weights; the config counts the adapter's added tokens.
 
-    It cannot check which model a server has.
+    It cannot check which model a server has. `adapter` is `base` itself for a whole model.
     """
     from transformers import GenerationConfig
 
-    source = base if adapter is None or not holds_weights(adapter) else adapter
-    if source.suffix == ".gguf":
-        return load_gguf(GgufFile(source), adapter)
+    if base.suffix == ".gguf":
+        return load_gguf(GgufFile(base), adapter)
     record = None if adapter is None else checkpoints.load(adapter)
-    tokenizer, config = load_tokenizer(source), load_config(source)
-    with errors_of("settings", source):
-        has_own = (source / "generation_config.json").is_file()
-        settings = GenerationConfig.from_pretrained(source) if has_own else config
+    tokenizer, config = load_tokenizer(base), load_config(base)
+    with errors_of("settings", base):
+        has_own = (base / "generation_config.json").is_file()
+        settings = GenerationConfig.from_pretrained(base) if has_own else config
     ends = eos_ids(settings, tokenizer)
     loaded = checked(Unloaded(config, {}), tokenizer, ends, record, base.name)
     if adapter is not None:  # a base model that is served as it is has no tokens added

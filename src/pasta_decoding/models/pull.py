@@ -36,15 +36,16 @@ def pull(cache: Path, name: str = DEFAULT_MODEL) -> Path:
         raise PastaError(f"no model {name!r} to pull: {', '.join(BASES)} are known")
     base, file, scratch = BASES[name], cache / name / f"{name}.gguf", cache / f".pull-{name}"
     with errors_as(f"could not put {name} into {cache}, which needs {base.disk_gb} GB", OSError):
-        scratch.mkdir(parents=True, exist_ok=True)
-        with FileLock(scratch / "lock"):
+        cache.mkdir(parents=True, exist_ok=True)
+        with FileLock(cache / f".{name}.lock"):
             if not file.exists():
+                scratch.mkdir(exist_ok=True)
                 _log.info("downloading %s", name)
                 fetched = fetch_wheels(base, scratch)
                 file.parent.mkdir(exist_ok=True)
                 fetched.rename(file)
                 _log.info("%s is in %s", name, file.parent)
-            shutil.rmtree(scratch)
+            shutil.rmtree(scratch, ignore_errors=True)
     return file
 
 

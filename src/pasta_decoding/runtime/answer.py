@@ -119,17 +119,17 @@ class Answer:
     queue_s: float
 
     @property
-    def layout(self) -> Layout:
-        (layout,) = self.layouts
-        return layout
-
-    @property
     def text(self) -> str:
         return strip(self.tree)
 
     @property
     def annotated(self) -> str:
         return show(self.tree)
+
+    @property
+    def finish_reason(self) -> str:
+        """OpenAI's word: "stop" (the model ended it, or a stop string) or "length" (a limit)."""
+        return "length" if self.end is None and not self.stopped else "stop"
 
     @property
     def chunks(self) -> int:
@@ -211,7 +211,7 @@ class OutputRecorder:
         text, self._shown = self._shown, ""
         return Progress(coming, text, self._order.take_tokens(), step)
 
-    def conclude(self, now_s: float, queue_s: float = 0.0) -> Answer:
+    def conclude(self, now_s: float, queue_s: float) -> Answer:
         self.stamp(now_s)
         interpreter, segments = self.interpreter, tuple(self.interpreter.segments)
         vocabulary, end = interpreter.vocabulary, interpreter.end

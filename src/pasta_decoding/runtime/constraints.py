@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -72,7 +71,6 @@ class Constraint:
         return cls(NOTHING, only=np.array(ids), forced=True)
 
 
-@lru_cache(maxsize=64)
 def main_constraint(
     vocabulary: Vocabulary, *, promise: bool, sync: bool, eagerness: float = 0.0
 ) -> Constraint:
@@ -83,7 +81,6 @@ def main_constraint(
     return Constraint(vocabulary.control_but(free), bias=bias)
 
 
-@lru_cache(maxsize=64)
 def open_chunk_constraint(vocabulary: Vocabulary, *, begun: bool) -> Constraint:
     """Return what a chunk may write that no limit ends, given whether it has a token of its own."""
     if not begun:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.admission import (
@@ -29,7 +31,8 @@ from pasta_decoding.runtime.events import (
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.policy import Runnable
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.sampler import RowParams, Sampler, sampled
+from pasta_decoding.runtime.sampler import RowParams, sampled
+from pasta_decoding.runtime.vocabulary import Ids
 
 
 class Row(NamedTuple):
@@ -54,6 +57,7 @@ class Generation:
     live:     the branches of the threads that live; none before it is opened and after its end.
     finished: the branch that sees what finished chunks wrote, until main joins it. One for all of
               them: an engine may have few branches.
+    _prompt_ids: what penalties count of the prompt: no tags, no ends.
     """
 
     request: Request
@@ -73,8 +77,12 @@ class Generation:
     error: BaseException | None = None
     recorder: OutputRecorder = field(init=False)
     trace: Trace = field(init=False)
+    _prompt_ids: Ids = field(init=False)
 
     def __post_init__(self) -> None:
+        known = self.interpreter.vocabulary
+        words = set(self.request.prompt) - known.control.ids - known.eos_ids
+        self._prompt_ids = np.array(sorted(words), dtype=np.int64)
         self.unfed = self.request.prompt
         self.recorder = OutputRecorder(self.interpreter, self.unfed, self.added_s)
         self.trace = self.recorder.trace
@@ -175,35 +183,26 @@ class Generation:
         return None if feed is None or len(feed.branches) < 2 else max(self.pending)
 
     def choose(self, thread: int, logits_V: FloatArray) -> None:
-        sampler = self.request.sampler
-        if isinstance(sampler, Sampler):
-            row = self.row_params(thread)
-            self.accept(thread, row, sampled(logits_V, row), lambda: logits_V)
-        elif self.interpreter.writes(thread):  # or another row of the pass has ended it
-            index = self.recorder.chosen.get(thread, 0)
-            allowed = self.interpreter.constraint(thread)
-            choice = sampler.sample(thread, index, logits_V, allowed)
-            self._apply(self.recorder.take(thread, choice))
+        row = self.row_params(thread)
+        self.accept(thread, row, sampled(logits_V, row), lambda: logits_V)
 
     def row_params(self, thread: int) -> RowParams:
-        """Return how the next token of `thread` is sampled, for a sampler's request."""
+        """Return how the next token of `thread` is sampled."""
         sampler, interpreter = self.request.sampler, self.interpreter
-        assert isinstance(sampler, Sampler), "others want the logits"
         index = self.recorder.chosen.get(thread, 0)
+        if interpreter.in_topic(thread):
+            return sampler.row(thread, index, {})
         eager = thread == MAIN and interpreter.rules.eagerness
         bias = interpreter.constraint(thread).bias if eager else {}
-        if not sampler.params.penalises or interpreter.in_topic(thread):
+        if not sampler.params.penalises:
             return sampler.row(thread, index, bias)
-        vocabulary = interpreter.vocabulary
-        prompt = set(self.request.prompt) - vocabulary.control.ids - vocabulary.eos_ids
-        return sampler.row(thread, index, bias, interpreter.text_seen(thread), prompt)
+        return sampler.row(thread, index, bias, interpreter.text_seen(thread), self._prompt_ids)
 
     def accept(
         self, thread: int, row: RowParams, wanted: int, logits: Callable[[], FloatArray]
     ) -> None:
         """Take `wanted`, or what may stand in its place; `logits` fetches the row."""
-        assert isinstance(self.request.sampler, Sampler), "others want the logits"
-        if self.interpreter.writes(thread):
+        if self.interpreter.writes(thread):  # or another row of the pass has ended it
             allowed = self.interpreter.constraint(thread)
             choice = self.request.sampler.accept(row, wanted, logits, allowed)
             self._apply(self.recorder.take(thread, choice))

@@ -57,9 +57,9 @@ class Interpreter:
 
     Threads may be asked in any order, at any pace: the answer is the same.
 
-    max_positions: how many the model has; None for any number. They suffice for all tokens, but
-                   a scheme may leave positions out, and the `text` join also feeds the closings
-                   of chunks: no promise is made that could use them up.
+    max_positions: how many the model has. They suffice for all tokens, but a scheme may leave
+                   positions out, and the `text` join also feeds the closings of chunks: no
+                   promise is made that could use them up.
     joining:       how main comes to see chunks. `text` goes with the scheme `shared-max`.
     unjoined:      chunks that main has not seen.
     end:           the token with which main ended the answer; None before, and if a limit did.
@@ -69,7 +69,7 @@ class Interpreter:
     scheme: Scheme
     rules: Rules
     prompt_tokens: int
-    max_positions: int | None = None
+    max_positions: int
     joining: Joining = Joining.kv
     segments: list[Segment] = field(default_factory=list)
     budget: Budget = field(init=False)
@@ -140,13 +140,13 @@ class Interpreter:
     def promises_left(self) -> int:
         """How many main may make; in the `text` join the closing of each needs a position."""
         most = self.rules.max_chunks if self.rules.parallel else 0
-        if self.joining is Joining.text and self.max_positions is not None:
+        if self.joining is Joining.text:
             most = min(most, self.max_positions - self.prompt_tokens - self.rules.max_tokens)
         return max(0, most - len(self.budget.chunks))
 
     def _positions_suffice(self) -> bool:
         """Would every token of the budget still find a position behind the longest promise?"""
-        if self.max_positions is None or self.joining is Joining.text:
+        if self.joining is Joining.text:
             return True
         longest = max(self.vocabulary.control.promise_close)
         skipped = self.scheme.main_next(self._position, longest) - (self._position + 1)

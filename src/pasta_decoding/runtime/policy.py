@@ -37,16 +37,16 @@ SAMPLES = 9
 """This many steps of a width are kept."""
 ENOUGH = 3
 """This many make its figure worth something: the first may pay for what later ones find ready."""
+STALE_STEPS = 512
+"""After this many steps of other widths one is to be seen again."""
+WORTH = 0.02
+"""How much cheaper a token has to be for a wider step to be taken."""
 
 
 @dataclass(slots=True)
 class StepCost:
-    """What a step takes, by width: the median of the last few, for each thread.
+    """What a step takes, by width: the median of the last few, for each thread."""
 
-    stale_steps: after how many steps of other widths one is to be seen again.
-    """
-
-    stale_steps: int = 512
     _thread_s: dict[int, deque[float]] = field(default_factory=dict)
     _seen: dict[int, int] = field(default_factory=dict)
     _steps: int = 0
@@ -64,7 +64,7 @@ class StepCost:
 
     def unsure(self, widths: Sequence[int]) -> int | None:
         """Return one of `widths` of which too little is known, or nothing recent; else None."""
-        oldest = self._steps - self.stale_steps
+        oldest = self._steps - STALE_STEPS
         for width in widths:
             if self.seconds(width) is None or self._seen[on_grid(width)] < oldest:
                 return width
@@ -94,11 +94,9 @@ class SchedulingPolicy:
     It learns from each: the width at which a token is cheapest, and what prompt tokens cost.
 
     target_s: a step takes no longer where fewer threads make it so; None sets no goal.
-    worth:    how much cheaper a token has to be for a wider step to be taken.
     """
 
     target_s: float | None = None
-    worth: float = 0.02
     costs: StepCost = field(default_factory=StepCost)
     _steps: int = 0
     _token_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))
@@ -129,24 +127,33 @@ class SchedulingPolicy:
         """
         if not width:
             return most_tokens
-        if self.costs.unsure([width]) is not None:
-            return 0  # this very step tells what threads take alone
-        share_s = MAX_SHARE / (1 - MAX_SHARE) * (self.costs.seconds(width) or 0.0)
         token_s = median(self._token_s) if self._token_s else 0.0
-        most_s = share_s + LEAST_TOKENS * token_s
-        self._budget_s = max(-DEBT_STEPS * share_s, min(self._budget_s + share_s, most_s))
-        if self._budget_s < LEAST_TOKENS * token_s:
+        self._top_up(width, token_s)
+        # A step of prompt tokens does not tell what threads take alone.
+        unsure = self.costs.unsure([width]) is not None
+        if unsure or self._budget_s < LEAST_TOKENS * token_s:
             return LEAST_TOKENS if self._steps_without >= MOST_STEPS else 0
         least = max(LEAST_TOKENS, most_tokens // LEAST_SHARE)
         wanted = min(max(least, most_tokens - width), 2 * max(self._tokens))
         return wanted if wanted * token_s <= self._budget_s else int(self._budget_s / token_s)
+
+    def _top_up(self, width: int, token_s: float) -> None:
+        """Add to the budget what a step of threads pays; it holds little more than one step's."""
+        if (alone_s := self.costs.seconds(width)) is None:
+            return
+        share_s = MAX_SHARE / (1 - MAX_SHARE) * alone_s
+        most_s = share_s + LEAST_TOKENS * token_s
+        self._budget_s = max(-DEBT_STEPS * share_s, min(self._budget_s + share_s, most_s))
 
     def learn(self, width: int, seconds: float, prompt_tokens: int = 0) -> None:
         self._steps_without = 0 if prompt_tokens else self._steps_without + 1
         if not prompt_tokens:
             self.costs.add(width, seconds)
             return
-        more_s = max(0.0, seconds - (self.costs.seconds(width) or 0.0)) if width else seconds
+        alone_s = self.costs.seconds(width) if width else 0.0
+        if alone_s is None:
+            return
+        more_s = max(0.0, seconds - alone_s)
         self._token_s.append(more_s / prompt_tokens)
         if width:
             self._budget_s -= more_s
@@ -166,7 +173,7 @@ class SchedulingPolicy:
         if alone:
             return widths[-1]
         cheapest = min(seconds[width] / width for width in widths)
-        return next(w for w in widths if seconds[w] / w <= cheapest * (1 + self.worth))
+        return next(w for w in widths if seconds[w] / w <= cheapest * (1 + WORTH))
 
 
 def share_width(

@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pasta_decoding.runtime.sampler import TokenSource
+    from pasta_decoding.runtime.sampler import Sampler
 
 GREEDY_BELOW = 1e-5
 """A temperature under this is taken as 0: logits divided by it would leave what floats hold."""
@@ -95,6 +95,6 @@ class Request:
     """One answer to be written. `sampler`: where its tokens come from."""
 
     prompt: tuple[int, ...]
-    sampler: TokenSource
+    sampler: Sampler
     rules: Rules = field(default_factory=Rules)
     priority: Priority = Priority.normal

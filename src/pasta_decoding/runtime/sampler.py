@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from pasta_decoding.runtime.constraints import Constraint
+from pasta_decoding.runtime.constraints import NOTHING, Constraint
 from pasta_decoding.runtime.events import TokenLogprobs
 from pasta_decoding.runtime.request import SamplingParams
 from pasta_decoding.runtime.vocabulary import Ids
@@ -43,13 +42,6 @@ class Choice:
     logprobs: TokenLogprobs | None = None
 
 
-class TokenSource(Protocol):
-    """Where the tokens of one answer come from."""
-
-    def sample(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
-        """Return the `index`-th token (from 0) of `thread`; `allowed` admits it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Adjustment:
     """Some logits first: one above 0 is divided by its factor, one below multiplied; then added."""
@@ -59,13 +51,14 @@ class Adjustment:
     added: npt.NDArray[np.float32]
 
     @classmethod
-    def of(cls, added: Mapping[int, float], factors: Mapping[int, float]) -> Adjustment:
-        ids = sorted(added.keys() | factors.keys())
-        return cls(
-            np.array(ids, dtype=np.int64),
-            np.array([factors.get(token, 1.0) for token in ids], dtype=np.float32),
-            np.array([added.get(token, 0.0) for token in ids], dtype=np.float32),
-        )
+    def of(cls, added: Mapping[int, float], divided: Ids, factor: float) -> Adjustment:
+        """Add some numbers, and divide (or multiply) the logits of some ids by a factor."""
+        own = np.array(list(added), dtype=np.int64)
+        ids = np.union1d(own, divided)
+        factors, sums = np.ones(len(ids), np.float32), np.zeros(len(ids), np.float32)
+        factors[np.searchsorted(ids, divided)] = factor
+        sums[np.searchsorted(ids, own)] = list(added.values())
+        return cls(ids, factors, sums)
 
     def apply(self, logits_V: Logits) -> Logits:
         adjusted_V = logits_V.copy()
@@ -89,16 +82,12 @@ class RowParams:
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sampler:
-    """Samples by `params`; `request` tells answers with the same seed apart."""
+    """Where an answer's tokens come from: by `params`; `request` tells equal seeds apart."""
 
     params: SamplingParams
     request: int = 0
-
-    def sample(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
-        row = self.row(thread, index, allowed.bias)
-        return self.accept(row, sampled(logits_V, row), lambda: logits_V, allowed)
 
     def row(
         self,
@@ -106,7 +95,7 @@ class Sampler:
         index: int,
         bias: Mapping[int, float],
         text: Iterable[int] = (),
-        prompt: Iterable[int] = (),
+        prompt: Ids = NOTHING,
     ) -> RowParams:
         """Return how the `index`-th token is sampled; penalties are for `text` and `prompt`."""
         params, counts = self.params, Counter(text)
@@ -116,10 +105,13 @@ class Sampler:
         for token, times in counts.items():
             cost = params.presence_penalty + params.frequency_penalty * times
             added[token] = added.get(token, 0.0) - cost
-        repeated = counts.keys() | set(prompt) if params.repetition_penalty != 1 else ()
-        factors = dict.fromkeys(repeated, params.repetition_penalty)
-        adjustment = Adjustment.of(added, factors) if added or factors else None
-        return RowParams(params, (params.seed, self.request, thread, index), adjustment)
+        factor, repeated = params.repetition_penalty, NOTHING
+        if factor != 1:
+            repeated = np.union1d(prompt, np.array(list(counts), dtype=np.int64))
+        changed = added or len(repeated)
+        adjustment = Adjustment.of(added, repeated, factor) if changed else None
+        # The noise is a hash of the key as text, and a number of numpy's has another one.
+        return RowParams(params, (int(params.seed), self.request, thread, index), adjustment)
 
     def accept(
         self, row: RowParams, wanted: int, logits: Callable[[], Logits], allowed: Constraint

@@ -30,7 +30,6 @@ from pasta_decoding.runtime.generation import Generation, Row
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.policy import SchedulingPolicy, share_out
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
 
@@ -184,7 +183,7 @@ class Scheduler:
 
     def _take_prompts(self, running: Sequence[Generation], width: int) -> list[Row]:
         prompts = [one for one in running if one.unfed]
-        tokens = self.policy.prompt_tokens(width, self.engine.batch_tokens) if prompts else 0
+        tokens = self.policy.prompt_tokens(width, self.engine.batch_tokens)
         if tokens and self.prefix_caching:
             prompts = self._prefix_cache.begin(prompts, running)
         shares = share_out([len(one.unfed) for one in prompts], tokens)
@@ -212,8 +211,7 @@ class Scheduler:
         """Feed `rows`; the thread of each that wants logits chooses its next token."""
         feeds = [row.feed for row in rows]
         wanting = [row for row in rows if row.feed.wants_logits]
-        sampled = all(isinstance(row.generation.request.sampler, Sampler) for row in wanting)
-        if not (sampled and isinstance(self.engine, KeepsLogits) and self.engine.keeps_logits):
+        if not (isinstance(self.engine, KeepsLogits) and self.engine.keeps_logits):
             for row, logits_V in zip(wanting, self.engine.step(feeds), strict=True):
                 row.generation.choose(row.thread, logits_V)
             return

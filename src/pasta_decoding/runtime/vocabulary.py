@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pasta_decoding.lang.tree import NOT_IN_TOPIC
 from pasta_decoding.models.checkpoint import ControlTokens
 
 Ids = npt.NDArray[np.int64]
@@ -22,7 +23,6 @@ Decode = Callable[[Sequence[int]], str]
 FRAGMENT = "\N{REPLACEMENT CHARACTER}"
 """What the bytes of a character decode to while some are missing."""
 
-_FORBIDDEN_IN_TOPIC = frozenset('"<>\\')
 _BETWEEN_WORDS = re.compile(rf"[^\w{FRAGMENT}]|_")
 _JOINS_WORDS = frozenset("-'\N{RIGHT SINGLE QUOTATION MARK}&/,+.#")
 
@@ -129,7 +129,7 @@ def _unfit_for_topic(text: str) -> bool:
         not inner.strip()
         or not inner.isprintable()
         or " " in inner
-        or not _FORBIDDEN_IN_TOPIC.isdisjoint(inner)
+        or not NOT_IN_TOPIC.isdisjoint(inner)
         or (
             not any(map(str.isalnum, inner)) and FRAGMENT not in inner and inner not in _JOINS_WORDS
         )

@@ -157,7 +157,7 @@ class Answers:
                     log.warning("an answer failed: %s", error, exc_info=None if known else error)
                 item = errors.failure(error, stopping=self._backend.stopping)
             case Answer():
-                end = "stop_string" if news.stopped else "length" if news.hit_limit else "stop"
+                end = "stop_string" if news.stopped else news.finish_reason
                 self._end(choice, end)
                 self._backend.metrics.answered(news, end)
         self._items.put_nowait((choice, item))

@@ -117,7 +117,7 @@ class Reply(Response):
         events: Sequence[dict[str, Any]] = (),
         is_whole: bool = False,
     ) -> Any:
-        reason = ended and ("length" if ended.hit_limit else "stop")
+        reason = ended and ended.finish_reason
         logprobs = self._logprobs(tokens) if tokens or is_whole else None
         known: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": reason}
         if self._is_chat and is_whole:
