@@ -11,7 +11,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 : "${DEVICE:=cuda}" "${OUT:=runs/qwen2.5-coder-1.5b}" "${PROMPTS:=data/sync_prompts.jsonl}"
-: "${MARKED=data/annotated_own.jsonl.gz}" "${LAUNCH:=pasta}" "${RANK:=8}" "${RATE:=3e-4}"
+: "${MARKED=data/annotated_own.jsonl.gz}" "${LAUNCH:=pasta}" "${RANK:=8}" "${RATE:=3e-4}" "${PAIRS:=4}"
 if [ -z "${SMOKE:-}" ]; then
   : "${MODEL:=qwen2.5-coder-1.5b}"
   few='' steps='' own_tokens=1000 asked=320 samples=6 tokens=400
@@ -33,7 +33,7 @@ cat > "$OUT/settings.yaml" <<END
 sft: {epochs: 2, $steps learning_rate: $RATE, lora_rank: $RANK, warmup_steps: 15,
   max_tokens: 1024, pack_tokens: $PACK, packs_per_step: $PACKS}
 preference: {rounds: 2, limit: $asked, samples: $samples, baseline_samples: 1, max_tokens: $tokens,
-  cache_tokens: $CACHE}
+  pairs_per_step: $PAIRS, cache_tokens: $CACHE}
 END
 case $MODEL in */*) ;; *) pasta pull "$MODEL" ;; esac # others are folders or names on the hub
 
@@ -63,7 +63,7 @@ step "$OUT/sequential/adapter" $LAUNCH train sft $train --data "$OUT/rows.jsonl"
 first=''
 for point in fast:0.5 balanced:2 quality:8; do
   out=$OUT/${point%:*}
-  step "$out/adapter" pasta train preference $train --device "$DEVICE" --lambda "${point#*:}" \
+  step "$out/adapter" $LAUNCH train preference $train --device "$DEVICE" --lambda "${point#*:}" \
     --prompts data/preference_prompts.jsonl --policy "$OUT/sft" --baseline "$OUT/sequential" \
     ${first:+--samples-from "$first"} --out "$out"
   first=${first:-$out}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 
 class PastaError(Exception):
@@ -46,6 +47,16 @@ def excerpt(found: object) -> str:
     text = " ".join((found if isinstance(found, str) else repr(found)).split())
     text = text if text.isprintable() else ascii(text)[1:-1]
     return text if len(text) <= 200 else text[:200] + " ..."
+
+
+def checked_url(url: str, *, alone: str = "") -> str:
+    """Return a base URL without a slash at its end; a server alone gets the path `alone`."""
+    with errors_as(f"{url!r} is no base URL such as http://localhost:8000/v1", ValueError):
+        parsed = urlsplit(url)
+        host = (parsed.hostname or "").encode("idna")  # what a connection would look up
+        if parsed.scheme not in ("http", "https") or not host or parsed.port == 0 or parsed.query:
+            raise ValueError("it has no http://, no host, or a query")
+    return url.rstrip("/") + ("" if parsed.path.strip("/") else alone)
 
 
 def require(package: str, *, extra: str, doing: str) -> None:

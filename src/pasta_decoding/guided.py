@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import ClassVar
+from functools import cache
+from typing import Any, ClassVar
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN
@@ -152,7 +153,7 @@ def write_params(params: GuidedParams) -> str:
 
 def read_params(found: object) -> GuidedParams:
     """Read params that came from outside. Raises PastaError, in one sentence, for anything else."""
-    from pydantic import TypeAdapter, ValidationError  # the servers that read params have it
+    from pydantic import ValidationError  # the servers that read params have it
 
     if not isinstance(found, str) or len(found) > _MAX_CHARS:
         raise _garbage(f"it is no text of at most {_MAX_CHARS} characters")
@@ -162,7 +163,7 @@ def read_params(found: object) -> GuidedParams:
         remedy = "install the same version of Pasta on both sides"
         raise PastaError(f"{message} and the request another: {remedy}")
     try:
-        params = TypeAdapter(GuidedParams).validate_json(record, strict=True)
+        params = _reader().validate_json(record, strict=True)
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise _garbage(f"`{where}`" if where else "it is no JSON object") from None
@@ -181,6 +182,13 @@ def read_params(found: object) -> GuidedParams:
         if not is_good:
             raise _garbage(what)
     return params
+
+
+@cache
+def _reader() -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(GuidedParams)
 
 
 def _garbage(what: str) -> PastaError:

@@ -16,6 +16,7 @@ from pasta_decoding.engines.llama import library
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.bases import DEFAULT_MODEL
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import find_adapter
 from pasta_decoding.models.pull import pull
@@ -28,9 +29,9 @@ from tests.tiny import TINY_MODELS
 LARGE, LARGE_PLAIN = "qwen2.5-coder-1.5b", "qwen2.5-coder-1.5b-sequential"
 
 
-def config_of(tiny: TinyCheckpoint, **settings: object) -> EngineConfig:
-    named = {"model": tiny.base, "adapter": tiny.adapter, "device": "cpu"} | settings
-    return EngineConfig.named(**named)
+def config_of(tiny: TinyCheckpoint, **settings: Any) -> EngineConfig:
+    named: Any = {"model": tiny.base, "adapter": tiny.adapter, "device": "cpu"}
+    return EngineConfig(**named | settings)
 
 
 @pytest.mark.parametrize(
@@ -80,21 +81,19 @@ def test_with_llama_auto_takes_it_where_it_can_and_exports_once(
         open_decoder(config_of(tiny_checkpoint, adapter=folder, engine="llama"), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
+def test_what_an_engine_cannot_do_is_refused(tiny_checkpoint: TinyCheckpoint) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"max_model_len": 10_000}, "max_model_len is 10000, and model and cache hold"),
         ({"cache_tokens": 10**12}, "a cache of 1000000000000 tokens takes"),
         ({"model": "any.gguf", "adapter": None}, "any.gguf cannot be read: No such file or dir"),
         ({"dtype": "Q4_0"}, "the torch engine has no number format Q4_0"),
         ({"device": "cuda:7"}, "cannot put the model on the device"),
-    ],
-)
-def test_what_an_engine_cannot_do_is_refused(
-    settings: dict[str, object], said: str, tiny_checkpoint: TinyCheckpoint
-) -> None:
-    with pytest.raises(PastaError, match=said):
-        open_decoder(config_of(tiny_checkpoint, engine="torch", **settings), Path())
+        ({"engine": "fast", "device": "cuda"}, "^the engine fast takes no device$"),
+        ({"engine": "remote", "threads": 2}, "^the engine remote takes no threads$"),
+    ]
+    for settings, said in cases:
+        with pytest.raises(PastaError, match=said):
+            open_decoder(config_of(tiny_checkpoint, **{"engine": "torch"} | settings), Path())
 
 
 def test_a_pulled_gguf_goes_to_fast_on_a_cpu_with_a_compiler(
@@ -103,52 +102,55 @@ def test_a_pulled_gguf_goes_to_fast_on_a_cpu_with_a_compiler(
     cache, file, name = tmp_path / "cache", tmp_path / "tiny.gguf", LARGE
     write_gguf(speaking(TINY_MODELS["qwen2"]()), file, float_type="F32")
     monkeypatch.setattr("pasta_decoding.models.pull.fetch_wheels", lambda *_: file)
-    path, by_model = pull(cache, name), {"model": name, "device": "cpu"}
+    path, by_model = pull(cache, name), dict[str, Any](model=name, device="cpu")
     monkeypatch.setattr("pasta_decoding.engines.native.find_compiler", lambda: "c++")
     monkeypatch.setattr("pasta_decoding.engines.native.library", lambda _: "built")
     for settings in (by_model, {"adapter": f"{name}-sequential", "device": "cpu"}):
-        found = find(EngineConfig.named(**settings), cache)
+        found = find(EngineConfig(**settings), cache)
         assert (found.base, choose_engine(found)) == (path, "fast")
         assert found.adapter == find_adapter(str(settings.get("adapter", name)))
-    on_gpu = find(EngineConfig.named(**by_model | {"device": "cuda"}), cache)
+    on_gpu = find(EngineConfig(**by_model | {"device": "cuda"}), cache)
     assert (on_gpu.base, choose_engine(on_gpu)) == (path, "torch")
     monkeypatch.setattr("pasta_decoding.engines.native.find_compiler", lambda: None)
-    assert choose_engine(find(EngineConfig.named(**by_model), cache)) in ("llama", "torch")
+    assert choose_engine(find(EngineConfig(**by_model), cache)) in ("llama", "torch")
 
 
 @pytest.mark.parametrize(
-    ("memory_gb", "compiler", "disk_gb", "named", "adapter", "lacks"),
+    ("machine", "there", "config", "lacks"),
     [
-        (4.2, "c++", 2.5, "", LARGE, ""),
-        (4, "c++", 2.5, "", "balanced", "4.2 GB of free memory"),
-        (4.2, None, 2.5, "", "balanced", "a C++ compiler (g++)"),
-        (4.2, "c++", 2, "", "balanced", "2.5 GB of free disk at {}"),
-        (4.2, "c++", 2.5, "mine", "mine", ""),
+        ((4.2, "c++", 2.5), "", EngineConfig(), ""),
+        ((4, "c++", 2.5), LARGE, EngineConfig(), "4.2 GB of free memory"),
+        ((4.2, None, 2.5), "", EngineConfig(), "a C++ compiler (g++)"),
+        ((4.2, None, 2.5), "", EngineConfig(device="cuda"), ""),
+        ((4.2, "c++", 2), "", EngineConfig(), "2.5 GB of free disk at {}"),
+        ((4.2, "c++", 2), LARGE, EngineConfig(), ""),
+        ((4.2, "c++", 2.5), "", EngineConfig(engine="torch"), "the engine auto or fast"),
+        ((4.2, "c++", 2.5), DEFAULT_MODEL, EngineConfig(), f"`pasta pull {LARGE}`"),
+        ((4.2, "c++", 2.5), DEFAULT_MODEL, None, ""),
     ],
 )
-def test_commands_take_the_large_model_where_there_is_room_or_what_the_environment_names(
-    memory_gb: float,
-    compiler: str | None,
-    disk_gb: float,
-    named: str,
-    adapter: str,
+def test_commands_take_the_large_model_where_there_is_room_and_the_small_one_is_not_there_alone(
+    machine: tuple[float, str | None, float],
+    there: str,
+    config: EngineConfig | None,
     lacks: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "pasta_decoding")
+    memory_gb, compiler, disk_gb = machine
     free = SimpleNamespace(available=memory_gb * 1e9)
     monkeypatch.setattr("psutil.virtual_memory", lambda: free)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=disk_gb * 1e9))
     monkeypatch.setattr("pasta_decoding.engines.native.find_compiler", lambda: compiler)
     cache = tmp_path / "not" / "there"
-    assert default_adapter(cache, {"PASTA_ADAPTER": named}) == adapter
+    if there:
+        (cache / there).mkdir(parents=True)
+    assert default_adapter(cache, {}, config) == ("balanced" if lacks else LARGE)
     said = f"taking the small model: {LARGE} needs {lacks.format(cache)}"
     assert caplog.messages == ([said] if lacks else [])
-    if "disk" in lacks:
-        (cache / LARGE).mkdir(parents=True)
-        assert default_adapter(cache, {}) == LARGE, "it is there already"
+    assert default_adapter(cache, {"PASTA_ADAPTER": "mine"}, config) == "mine"
 
 
 def test_too_little_memory_is_told_before_loading(
@@ -212,19 +214,14 @@ def test_the_defaults_of_a_config_are_those_of_the_decoder() -> None:
     assert Settings().answer_tokens == config.max_tokens
 
 
-@pytest.mark.parametrize(
-    ("settings", "name", "join"),
-    [
+def test_servers_get_an_adapter_that_knows_their_join() -> None:
+    for settings, name, join in (
         (EngineConfig(), "balanced", "kv"),
         (EngineConfig(engine="remote"), "balanced", "text"),
         (EngineConfig(adapter="sequential"), "sequential", "kv"),
-    ],
-)
-def test_servers_get_an_adapter_that_knows_their_join(
-    settings: EngineConfig, name: str, join: str
-) -> None:
-    assert settings.adapter_name == name
-    assert join in checkpoints.load(find_adapter(name)).joins
+    ):
+        assert settings.adapter_name == name
+        assert join in checkpoints.load(find_adapter(name)).joins
 
 
 def test_a_whole_model_is_named_once_as_either() -> None:
@@ -236,9 +233,8 @@ def test_a_whole_model_is_named_once_as_either() -> None:
         _ = EngineConfig(str(file), Path("org/base")).whole
 
 
-@pytest.mark.parametrize(
-    ("kind", "field", "values"),
-    [
+def test_a_value_that_means_nothing_is_refused_with_the_name_of_its_field() -> None:
+    cases: list[tuple[Any, str, list[Any]]] = [
         (GenerationConfig, "max_tokens", [0, None, "5", 2.5, True]),
         (GenerationConfig, "max_threads", [0, True]),
         (GenerationConfig, "max_seconds", [-1.0, "3", float("nan")]),
@@ -259,12 +255,8 @@ def test_a_whole_model_is_named_once_as_either() -> None:
         (EngineConfig, "max_model_len", [0, "8k"]),
         (EngineConfig, "cache_tokens", [-1, None]),
         (EngineConfig, "threads", [0]),
-    ],
-)
-def test_a_value_that_means_nothing_is_refused_with_the_name_of_its_field(
-    kind: Any, field: str, values: list[object]
-) -> None:
-    for value in values:
+    ]
+    for kind, field, value in ((*one[:2], value) for one in cases for value in one[2]):
         with pytest.raises(PastaError) as caught:
             kind(**{field: value})
         assert caught.value.field == field
@@ -276,7 +268,7 @@ def test_values_of_other_forms_mean_the_same() -> None:
     )
     nothing: dict[str, Any] = {"stop": None, "logit_bias": None, "top_k": None, "max_seconds": None}
     assert GenerationConfig().updated(**nothing) == GenerationConfig()
-    named = EngineConfig.named(model="org/base", base_url="http://localhost/v1", join="kv")
-    assert named == EngineConfig(
+    settings: Any = {"model": "org/base", "base_url": "http://localhost/v1", "join": "kv"}
+    assert EngineConfig(**settings) == EngineConfig(
         model=Path("org/base"), base_url=("http://localhost/v1",), join=Joining.kv
     )

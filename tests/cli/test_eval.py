@@ -1,13 +1,18 @@
 """`pasta eval generate` on a tiny model: what it writes, resumes and refuses."""
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pasta_decoding.api.config import EngineConfig
+from pasta_decoding.cli.run import opened_decoder
 from pasta_decoding.evaluation.records import Record, read_records
-from tests.checkpoint import TinyCheckpoint
+from pasta_decoding.files import sha256
+from pasta_decoding.runtime.decoder import Decoder
+from tests.checkpoint import BASE_NAME, TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta
 
 PROMPTS = ["Hello", "Two cities?", "x" * 20_000]
@@ -63,16 +68,39 @@ def test_every_method_gets_a_folder_and_failures_are_records(generate: Pasta, ou
         assert ({one["generator"] for one in outputs}, outputs[2]["output"]) == ({label}, "")
     run = settings(out / "sot-none")
     assert (run["method"], run["adapter"], run["prompts"]["number"]) == ("sot", None, 3)
-    assert (run["max_concurrency"], run["timing"], run["sampling"]) == (16, False, "greedy")
+    assert (run["max_concurrency"], run["repeats"], run["sampling"]) == (16, None, "greedy")
     assert run["engine"] in {"fast", "torch"}, "what auto takes depends on the machine"
     assert len(settings(out / "pasta-adapter")["adapter"]["sha256"]) == 16
     assert sum(one.chunks for one in records(out / "pasta-adapter")) >= 2
     assert sum(one.chunks for one in records(out / "sequential-adapter")) == 0
 
 
-@pytest.mark.parametrize(
-    ("flags", "methods", "message"),
-    [
+def test_a_whole_model_is_a_method_and_one_model_at_a_time_is_in_memory(
+    generate: Pasta, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, out: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    opened: list[Any] = []
+
+    def opening(engine: EngineConfig) -> Decoder:
+        assert not [one for one in opened if one() is not None]
+        decoder: Any = opened_decoder(engine)
+        opened.append(weakref.ref(decoder.engine))
+        return decoder
+
+    for module in ("eval", "run"):
+        monkeypatch.setattr(f"pasta_decoding.cli.{module}.opened_decoder", opening)
+    whole, base = tmp_path / "tiny.gguf", ["--model", tiny_checkpoint.base]
+    assert pasta("export", tiny_checkpoint.adapter, *base, "-o", whole).status == 0
+    found = generate("--limit", "1", methods=(f"pasta={whole}", "sequential=none", "hf=none"))
+    assert (found.status, len(opened)) == (0, 3)
+    run = settings(out / "pasta-tiny.gguf")
+    assert (run["model"], run["adapter"]["sha256"]) == (BASE_NAME, sha256(whole)[:16])
+    adapter = ["--adapter", tiny_checkpoint.adapter, "--max-tokens", 8]
+    assert pasta("compare", "Hello", *base, *adapter, "--engine", "torch").status == 0
+
+
+def test_flags_that_mean_nothing_are_refused(generate: Pasta, out: Path) -> None:
+    for flags, methods, message in (
         ("--timing --max-concurrency 4", "pasta", "--timing answers one prompt at a time"),
         ("--max-concurrency 0", "pasta", "Invalid value for '--max-concurrency': "),
         ("", "pasta=", "--method 'pasta=' is none of sequential, pasta, sot, apar, "),
@@ -81,14 +109,10 @@ def test_every_method_gets_a_folder_and_failures_are_records(generate: Pasta, ou
         (f"{REMOTE} --timing", "pasta", "--timing is for an engine in this process"),
         (REMOTE, "lookup", "--method lookup works in this process, not on servers"),
         (REMOTE, "pasta sequential=other", "the servers have one checkpoint, and methods differ"),
-    ],
-)
-def test_flags_that_mean_nothing_are_refused(
-    flags: str, methods: str, message: str, generate: Pasta, out: Path
-) -> None:
-    found = generate(*flags.split(), methods=tuple(methods.split()))
-    assert (found.status, list(out.glob("*"))) == (2, [])
-    assert found.err.startswith(f"pasta: {message}")
+    ):
+        found = generate(*flags.split(), methods=tuple(methods.split()))
+        assert (found.status, list(out.glob("*"))) == (2, [])
+        assert found.err.startswith(f"pasta: {message}")
 
 
 def test_sampling_is_kept_with_the_run(generate: Pasta, out: Path) -> None:
@@ -105,7 +129,7 @@ def test_lookup_is_timed_and_reported_against_transformers_own_generate(
     for label in ("hf-none", "lookup-none"):
         run = settings(out / label)
         assert (run["method"], run["engine"]) == (label.split("-")[0], "transformers")
-        assert (run["timing"], run["repeats"], run["max_concurrency"]) == (True, 3, 1)
+        assert (run["repeats"], run["max_concurrency"]) == (3, 1)
         [record] = records(out / label)
         assert record.seconds == sorted(record.repeats)[1]
     assert pasta("eval", "report", out, "-o", out / "report").status == 0

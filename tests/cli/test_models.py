@@ -43,17 +43,13 @@ def test_models_lists_what_is_ours_by_size_and_cleans_what_is_made_again(
     assert left == sizes.keys() - {"gguf/a-F16.gguf", "gguf/.export-old/a.f32"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_a_mistake_is_one_line(pasta: Pasta) -> None:
+    for arguments, said in (
         (["pull", "llama"], "no model 'llama'"),
         (["export", "balanced", "--out", "tests", "--model", "x"], "tests is a folder, not a file"),
-    ],
-)
-def test_a_mistake_is_one_line(arguments: list[str], said: str, pasta: Pasta) -> None:
-    found = pasta(*arguments)
-    assert found.status == 2
-    assert found.err.startswith(f"pasta: {said}")
+    ):
+        found = pasta(*arguments)
+        assert (found.status, found.err.startswith(f"pasta: {said}")) == (2, True)
 
 
 def test_pull_keeps_a_sound_model_and_can_be_interrupted(

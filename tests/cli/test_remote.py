@@ -45,19 +45,14 @@ def ask(pasta: Pasta, merged: Path) -> Pasta:
     return lambda *more: pasta("run", "Hello", "--adapter", merged, "--max-tokens", "20", *more)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_what_makes_no_sense_there_is_refused(ask: Pasta, there: list[str]) -> None:
+    for arguments, said in (
         (["--join", "kv"], "servers of completions cannot join keys, only text"),
         (["--base-url", "localhost:8000"], "'localhost:8000' is no base URL"),
         (["--trace", "trace.json"], "--trace needs an engine of this process"),
-    ],
-)
-def test_what_makes_no_sense_there_is_refused(
-    arguments: list[str], said: str, ask: Pasta, there: list[str]
-) -> None:
-    found = ask(*there, *arguments)
-    assert (found.status, said in found.err) == (2, True)
+    ):
+        found = ask(*there, *arguments)
+        assert (found.status, said in found.err) == (2, True)
 
 
 def test_a_server_that_asks_for_a_key_gets_it(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.data.annotate.base import Annotated
+from pasta_decoding.data.annotate.base import AnnotatedRow
 from pasta_decoding.data.annotate.llm import AnswerError, accept, by_endpoint, introduction
 from pasta_decoding.data.endpoint import Endpoint, EndpointError, chat, open_client
 from pasta_decoding.data.rows import Row
@@ -88,7 +88,7 @@ def rows(count: int, response: str = PLAIN) -> list[Row]:
 
 def results(
     script: Script, todo: Sequence[Row], **settings: Any
-) -> tuple[dict[str, Annotated], list[Body], int]:
+) -> tuple[dict[str, AnnotatedRow], list[Body], int]:
     """Annotate with a server that follows `script`: results by id, requests, the most at once."""
     with chat_server(script) as server:
         endpoint = replace(Endpoint(server.base_url, "m", max_retries=0, timeout_s=120), **settings)
@@ -210,9 +210,12 @@ def test_a_reasoning_model_has_its_own_settings_and_its_thoughts_are_left_out(
     error = json.dumps({"error": {"message": refusal}}).encode()
     reply = json.dumps({"choices": [{"message": {"content": content}}]}).encode()
     with chat_server(in_turn([Raw(error, 400), Raw(reply)])) as server:
-        assert ask(Endpoint(server.base_url, "m"))[0] == "Good <think></think>"
+        endpoint = Endpoint(server.base_url, "m")
+        answers = [ask(endpoint) for _ in range(2)]
+    assert {text for text, _ in answers} == {"Good <think></think>"}
+    assert [cost["requests"] for _, cost in answers] == [2, 1]
     question = [{"role": "user", "content": "Hello"}]
-    assert server.bodies[1] == {"model": "m", "messages": question, limit: 20}
+    assert server.bodies[1:] == [{"model": "m", "messages": question, limit: 20}] * 2
 
 
 GARBAGE = (b"\xff\xfe", b"[]", b'{"choices": []}', b'{"choices": [{"message": {"content": 5}}]}')

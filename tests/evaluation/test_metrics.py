@@ -8,13 +8,13 @@ import pytest
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.metrics import Figures, figures, geometric, mean
-from pasta_decoding.evaluation.records import Record, Run
+from pasta_decoding.evaluation.records import Record, RunFolder
 from tests.evaluation.runfolders import failed, parallel, record
 
 
-def run_of(method: str, records: list[Record]) -> Run:
+def run_of(method: str, records: list[Record]) -> RunFolder:
     settings = {"method": method, "max_tokens": 400}
-    return Run(Path(method), settings, {one.id: one for one in records})
+    return RunFolder(Path(method), settings, {one.id: one for one in records})
 
 
 def figures_of(ours: list[Record], theirs: list[Record] | None = None) -> Figures:

@@ -98,9 +98,11 @@ def test_what_cannot_be_compared_is_refused_and_named(runs: Path, change: str) -
 def test_runs_are_found_alone_and_inside_a_folder_and_the_baseline_comes_first(runs: Path) -> None:
     with pytest.raises(PastaError, match="no run folder of"):
         find_runs([runs.parent / "nowhere"])
+    write_run(runs / "hf", "hf", [record(n) for n in range(12)], engine="transformers")
     found = report_of(runs / "sot", runs)
     labels = [line.run.label for line in found.lines]
-    assert labels == ["sequential", "sot", "apar", "pasta-fast"]
+    assert labels == ["sequential", "sot", "apar", "hf", "pasta-fast"]
+    assert "hf ran on transformers, the baseline on None" in found.notes
     for path in runs.glob("*/run.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"prompts": {"number": 20}}))
     assert "sot: 8 prompts of its file are not answered yet" in report_of(runs).notes
@@ -159,7 +161,9 @@ def test_the_page_opens_alone_and_no_answer_is_markup(
     assert page.count("<svg") == 1
 
 
-def test_judged_runs_are_points_of_speed_against_win_rate(runs: Path) -> None:
+def test_judged_runs_are_points_of_speed_against_win_rate(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     some = write_run(runs / r"a $\frac{1}{2$", "pasta", [parallel(n) for n in range(12)])
     annotate(some, [2.0, 1.0])
     assert plot(report_of(runs / "sequential", runs / "sot")) == ""
@@ -167,3 +171,7 @@ def test_judged_runs_are_points_of_speed_against_win_rate(runs: Path) -> None:
     assert "<svg" in page
     assert "length-controlled win rate, %" in page
     assert "judged by somebody" in page
+    monkeypatch.setattr("pasta_decoding.errors.find_spec", lambda _: None)
+    assert render(report_of(runs / "sequential", runs / "sot")), "nothing to draw"
+    with pytest.raises(PastaError, match="drawing a report needs the package matplotlib"):
+        render(report_of(runs))

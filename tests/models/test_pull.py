@@ -135,13 +135,17 @@ def test_two_pulls_of_a_model_take_turns(
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_a_missing_model_says_what_to_run(
-    name: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_missing_model_is_fetched_or_offline_says_what_to_run(
+    name: str, arrives: Arrives, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(cache.parent)
     with pytest.raises(PastaError, match=f"^the model {name} is not in {cache}$") as caught:
         find_base(Path(name), cache)
     assert caught.value.hint == f"run `pasta pull {name}`"
+    (file := cache.parent / "file").touch()
+    arrives(file)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    assert find_base(Path(name), cache) == cache / name / f"{name}.gguf"
 
 
 def test_what_fails_leaves_no_model_and_says_why(

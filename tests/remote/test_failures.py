@@ -7,10 +7,10 @@ from contextlib import aclosing, suppress
 import pytest
 from starlette.responses import PlainTextResponse, Response
 
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, checked_url
 from pasta_decoding.remote import client
 from pasta_decoding.remote.client import ReplicaPool
-from pasta_decoding.remote.decoder import checked_url, find_model
+from pasta_decoding.remote.decoder import find_model
 from pasta_decoding.remote.stream import RemoteError
 from pasta_decoding.runtime.request import Rules
 from tests.law.world import ASYNC, END, OPEN, P20
@@ -230,4 +230,4 @@ def test_a_broken_list_of_models_is_told_and_another_server_may_do(
 def test_no_base_url_is_refused(url: str) -> None:
     with pytest.raises(PastaError, match="is no base URL"):
         checked_url(url)
-    assert checked_url("http://[::1]:8000") == "http://[::1]:8000/v1"
+    assert checked_url("http://[::1]:8000", alone="/v1") == "http://[::1]:8000/v1"

@@ -14,7 +14,7 @@ from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segmen
 from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.scheduler import Scheduler
-from pasta_decoding.training.bonbon import beta, bonbon_loss, target_gap, with_references
+from pasta_decoding.training.bonbon import bonbon_loss, target_gap, with_references
 from pasta_decoding.training.view import Example
 from tests.examples import few
 from tests.law import world
@@ -40,7 +40,6 @@ def test_two_candidates_by_hand() -> None:
     log p/q is -3 + 4 = 1 of the best and -5 + 3 = -2 of the worst: the gap is 3, its square from
     the target 4, and the loss 0.005 * 3 + 0.995 * 4.
     """
-    assert beta(2) == 0.5
     sums = torch.tensor([-3.0, -5.0, -4.0, -3.0])
     total, parts = bonbon_loss(*sums, target=target_gap(2), alpha=0.005)
     assert parts == {"sft": 3, "gap": 3, "square": 4, "drift": -0.5}
@@ -53,8 +52,8 @@ def test_two_candidates_by_hand() -> None:
     [(2, 0.5, 1.0), (4, 1 / 11, 5.5), (8, 0.0275482094, 18.15), (10, 0.01964, 25.46)],
 )
 def test_beta_is_that_of_the_paper(candidates: int, expected_beta: float, gap: float) -> None:
-    assert beta(candidates) == pytest.approx(expected_beta, rel=1e-3)
-    assert target_gap(candidates) == pytest.approx(gap, rel=1e-3)
+    found = target_gap(candidates)
+    assert (1 / (2 * found), found) == pytest.approx((expected_beta, gap), rel=1e-3)
 
 
 def decoded_log_probability(segments: Sequence[Segment]) -> float:

@@ -17,8 +17,8 @@ from pasta_decoding.training.sft import label_loss
 from pasta_decoding.training.view import (
     Example,
     label_logprobs,
+    pack,
     packed_batch,
-    score_layouts,
     visibility,
 )
 from tests.examples import few
@@ -100,5 +100,6 @@ def alone(model: torch.nn.Module, layout: Layout) -> torch.Tensor:
 def test_packing_changes_no_log_probability(responses: list) -> None:  # type: ignore[type-arg]
     model = tiny_llama()
     layouts = [lay_out((11,), r, SCHEME, async_close=CLOSE, end=END) for r in responses]
-    for layout, scored in zip(layouts, score_layouts(model, layouts, pack_tokens=30), strict=True):
-        torch.testing.assert_close(scored, alone(model, layout), atol=1e-4, rtol=0)
+    scored = [one for together in pack(layouts, 30) for one in label_logprobs(model, together)]
+    for layout, logprobs_L in zip(layouts, scored, strict=True):
+        torch.testing.assert_close(logprobs_L, alone(model, layout), atol=1e-4, rtol=0)

@@ -22,7 +22,7 @@ from pasta_decoding.training import sample as sample_module
 from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.lora import save
 from pasta_decoding.training.preference import PreferenceRun, share_samples
-from pasta_decoding.training.run import begin_run
+from pasta_decoding.training.run import write_settings
 from tests.checkpoint import TinyCheckpoint, make_adapter, make_base, torch_decoder
 from tests.golden.golden import talkative
 from tests.training.tiny_runs import files, losses
@@ -223,7 +223,7 @@ def test_samples_are_shared_whole_and_only_between_runs_that_would_make_the_same
     with pytest.raises(PastaError, match=r"^cannot read .*config\.json"):
         share_samples(tmp_path / "nothing", tmp_path / "out", tiny.config)
     assert not (tmp_path / "out").exists()
-    begin_run(tmp_path / "another", replace(tiny.config, seed=7))
+    write_settings(tmp_path / "another", replace(tiny.config, seed=7))
     with pytest.raises(PastaError, match=r"was begun with other settings: seed \(7 -> 0\)"):
         share_samples(whole, tmp_path / "another", tiny.config)
     assert [path.name for path in (tmp_path / "another").iterdir()] == ["config.json"]
@@ -269,11 +269,17 @@ def test_nothing_to_learn_from_is_an_error(tiny: World, tmp_path: Path) -> None:
         tiny.train(tmp_path / "none", prompts=[])
 
 
-def test_adapters_that_do_not_fit_are_refused_before_the_work(tiny: World, tmp_path: Path) -> None:
+def test_adapters_that_do_not_fit_and_idle_gpus_are_refused_before_the_work(
+    tiny: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = make_base(tmp_path / "base", seed=1)
     stranger = make_adapter(base, tmp_path / "stranger")
     with pytest.raises(PastaError, match="trained on different base models"):
         tiny.train(tmp_path / "out", replace(tiny.config, baseline=str(stranger)))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(PastaError, match="one process sees 2 GPUs") as caught:
+        tiny.train(tmp_path / "out")
+    assert "-m pasta_decoding train preference" in caught.value.hint
     assert not (tmp_path / "out").exists()
 
 

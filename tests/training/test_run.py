@@ -11,7 +11,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.training.config import PreferenceConfig, SftConfig, read_config
 from pasta_decoding.training.loop import last_checkpoint
-from pasta_decoding.training.run import begin_run, identity, refuse_other_run
+from pasta_decoding.training.run import identity, refuse_other_run, write_settings
 
 CONFIG = SftConfig(data=("a.jsonl", "b.jsonl"), max_steps=5, joins=(Joining.text,))
 
@@ -26,7 +26,7 @@ def refusal(call: Callable[[], object]) -> str:
 def test_a_runs_own_settings_are_a_file_of_settings(
     config: SftConfig | PreferenceConfig, tmp_path: Path
 ) -> None:
-    begin_run(tmp_path, config)
+    write_settings(tmp_path, config)
     kind = type(config)
     assert kind(**read_config(tmp_path / "config.json", kind)) == config
     refuse_other_run(tmp_path, config)
@@ -42,9 +42,9 @@ def test_a_file_says_numbers_as_people_write_them(tmp_path: Path) -> None:
     assert read_config(path, PreferenceConfig) == {"lambda_": 2.0}
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
+def test_what_a_file_cannot_say_is_named_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    for text, complaint in (
         ("lerning_rate: 1", "no setting 'lerning_rate': did you mean learning_rate?"),
         ("epochs: many", "epochs is 'many', not int"),
         ("epochs: true", "epochs is True, not int"),
@@ -58,21 +58,16 @@ def test_a_file_says_numbers_as_people_write_them(tmp_path: Path) -> None:
         ("joins: [prose]", "joins is ['prose'], not tuple["),
         ("- epochs", "holds no settings, such as `epochs: 2`"),
         ("{epochs: 1", "cannot be read: while parsing a flow mapping"),
-    ],
-)
-def test_what_a_file_cannot_say_is_named_in_one_line(
-    text: str, complaint: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text(text)
-    message = refusal(lambda: read_config(path, SftConfig))
-    assert message.startswith(str(path))
-    assert complaint in message
-    assert "\n" not in message
+    ):
+        path.write_text(text)
+        message = refusal(lambda: read_config(path, SftConfig))
+        assert message.startswith(str(path))
+        assert complaint in message
+        assert "\n" not in message
 
 
 def test_every_setting_that_differs_is_named_with_both_values(tmp_path: Path) -> None:
-    begin_run(tmp_path, CONFIG)
+    write_settings(tmp_path, CONFIG)
     other = replace(CONFIG, data=("a.jsonl",), max_steps=None)
     assert refusal(lambda: refuse_other_run(tmp_path, other)) == (
         f"{tmp_path} was begun with other settings: "
@@ -85,11 +80,11 @@ def test_every_setting_that_differs_is_named_with_both_values(tmp_path: Path) ->
     refuse_other_run(tmp_path, CONFIG)  # a version without one setting, and with another, began it
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]"])
-def test_settings_that_cannot_be_read_are_refused(text: str, tmp_path: Path) -> None:
+def test_settings_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(text)
-    assert str(path) in refusal(lambda: refuse_other_run(tmp_path, CONFIG))
+    for text in ("", "{", "[1]"):
+        path.write_text(text)
+        assert str(path) in refusal(lambda: refuse_other_run(tmp_path, CONFIG))
 
 
 def test_the_last_checkpoint_is_the_one_with_the_most_steps_that_is_whole(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.measures import tokens_per_step
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import load_base, load_model
+from pasta_decoding.models.template import Message
 from pasta_decoding.runtime.request import Rules, SamplingParams
+from pasta_decoding.training.sft import trial_line
 from tests.checkpoint import BASE_NAME, TinyCheckpoint, make_adapter, make_base, torch_decoder
 from tests.training.tiny_runs import CONFIG, ROWS, behind_step, chunk, die, files, losses, train
 
@@ -147,3 +149,5 @@ def test_four_rows_are_enough_for_an_answer_with_more_than_one_token_a_step(
     found = re.fullmatch(r"promises in 3 of 3, (\d\.\d) tokens a step", caplog.messages[-1])
     assert found
     assert float(found[1]) > 1
+    failed = trial_line(load_base(base), [[Message("user", "")]])
+    assert failed == "the adapter was not tried: the prompt is empty"

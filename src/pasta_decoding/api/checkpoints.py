@@ -1,7 +1,4 @@
-"""What a config names: the files of a checkpoint, fetched or found, and its baseline's.
-
-The parallel model with promises banned is no baseline: it was trained to promise, and loops.
-"""
+"""What a config names: the files of a checkpoint, fetched or found, and its baseline's."""
 
 from __future__ import annotations
 
@@ -57,21 +54,17 @@ class ModelFiles:
         return self.config.device or default_device()
 
 
-def find(config: EngineConfig, cache: Path, *, fetch: bool = False) -> ModelFiles:
-    """Return the files that a config names. Raises PastaError for what is not there.
-
-    fetch: get a known model that is missing, and adapters that have a name on the hub.
-    """
+def find(config: EngineConfig, cache: Path) -> ModelFiles:
+    """Return the files that a config names, fetched if need be. Raises PastaError if that fails."""
     if config.whole is not None:
         return ModelFiles(config, config.whole, config.whole, cache)
     name = config.adapter_name
-    if fetch and len(Path(name).parts) == 2 and not Path(name).is_dir():
-        folder = str(find_base(Path(name), cache))
-        return find(replace(config, adapter=folder), cache, fetch=folder != name)
+    if len(Path(name).parts) == 2 and (folder := find_base(Path(name), cache)) != Path(name):
+        return find(replace(config, adapter=str(folder)), cache)
     adapter = None if name == NO_ADAPTER else find_adapter(name)
     if adapter is not None and holds_weights(adapter):  # without its `pasta.json`: loading says so
         return ModelFiles(config, adapter, adapter, cache)
-    base = find_base(config.model, cache, adapter=name, fetch=fetch)
+    base = find_base(config.model, cache, adapter=name)
     if config.model is not None and is_whole(base) and base.suffix != ".gguf":
         if config.adapter is not None:
             raise beside_whole(config.model)
@@ -79,22 +72,30 @@ def find(config: EngineConfig, cache: Path, *, fetch: bool = False) -> ModelFile
     return ModelFiles(config, base, adapter, cache)
 
 
-def default_adapter(cache: Path, environment: Mapping[str, str]) -> str:
+def default_adapter(
+    cache: Path, environment: Mapping[str, str], config: EngineConfig | None = None
+) -> str:
     """Return the adapter that commands take where none is named: $PASTA_ADAPTER, else one of two.
 
     The large model's where this machine has room for it; a line says what it lacks.
+
+    config: on which engine. None is for pulling: it does not matter which model is there already.
     """
     from pasta_decoding.engines.native import find_compiler
 
     if named := environment.get("PASTA_ADAPTER"):
         return named
-    base = BASES[LARGE_MODEL]
+    base, asked = BASES[LARGE_MODEL], config or EngineConfig()
     place = next(one for one in (cache, *cache.absolute().parents) if one.exists())
+    is_there, small_is_there = ((cache / one).exists() for one in (base.name, DEFAULT_MODEL))
     needed = {
+        "the engine auto or fast": asked.engine in ("auto", "fast") and not asked.is_remote,
         f"{2 * base.memory_gb} GB of free memory": free_bytes() >= 2e9 * base.memory_gb,
-        "a C++ compiler (g++)": find_compiler() is not None,
-        f"{base.disk_gb} GB of free disk at {cache}": (cache / base.name).exists()
+        "a C++ compiler (g++)": find_compiler() is not None
+        or (asked.engine == "auto" and (asked.device or default_device()) != "cpu"),
+        f"{base.disk_gb} GB of free disk at {cache}": is_there
         or shutil.disk_usage(place).free >= 1e9 * base.disk_gb,
+        f"`pasta pull {base.name}`": config is None or is_there or not small_is_there,
     }
     missing = [what for what, there in needed.items() if not there]
     if missing:
@@ -112,10 +113,10 @@ def baseline_of(config: EngineConfig, named: str | None) -> tuple[EngineConfig, 
     alone = config.is_remote or config.whole is not None
     ships = not alone and config.adapter_name in shipped_adapters()
     if named is not None and not (ships and named == SEQUENTIAL):
-        whole = is_whole(Path(named)) or config.whole is not None
         own = named in (config.adapter_name, str(config.whole))
         about = "the same weights with promises banned" if own else f"{named}, promises banned"
-        return replace(config, adapter=named, model=None if whole else config.model), about
+        rest = config if config.whole is None else replace(config, model=None)
+        return rest.of(named), about
     if alone:
         raise PastaError(
             f"no baseline is known for {config.whole or 'a model on servers'}: name an adapter or "

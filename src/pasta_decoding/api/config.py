@@ -78,7 +78,7 @@ class GenerationConfig:
 
     def updated(self, **options: Any) -> GenerationConfig:
         """Return a copy with some fields replaced. Raises PastaError for an unknown name."""
-        _check_names(GenerationConfig, options)
+        check_names(GenerationConfig, options)
         return replace(self, **options)
 
     @property
@@ -135,11 +135,6 @@ class EngineConfig:
             object.__setattr__(self, "join", Joining(check_name("join", self.join, list(Joining))))
         check_name("dtype", self.dtype, DTYPES)
         _check(self)
-
-    @classmethod
-    def named(cls, **settings: Any) -> EngineConfig:
-        _check_names(cls, settings)
-        return cls(**settings)
 
     def of(self, adapter: str) -> EngineConfig:
         return replace(self, adapter=adapter, model=None if is_whole(Path(adapter)) else self.model)
@@ -200,7 +195,7 @@ def _check_value(name: str, value: object, check: _Check) -> None:
         raise PastaError(f"{name} is {value!r}, not {meaning}", field=name)
 
 
-def _check_names(kind: type, given: Mapping[str, Any]) -> None:
+def check_names(kind: type, given: Mapping[str, Any]) -> None:
     known = [one.name for one in fields(kind)]
     for name in given:
         check_name("option", name, known)

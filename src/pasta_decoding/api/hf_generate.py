@@ -36,9 +36,9 @@ _SEEDS = 2**31
 def generate(model: Any, inputs: Any = None, **arguments: Any) -> Any:
     """Answer in parallel what `model.generate` would answer sequentially; return its ids.
 
-    It takes the arguments of transformers' `generate`, and may be its `custom_generate`. Two do
-    not reach a function that is given in that way (a folder gets them), and no error can say so: a
-    `streamer`, which then waits for ever, and `stop_strings`. Call this by itself for them.
+    It takes the arguments of transformers' `generate`, and may be its `custom_generate`. As that it
+    gets no `streamer`, which then waits for ever, and no `stop_strings`: call it by itself for
+    them, or name a folder.
 
     model:      loaded by transformers from a folder of `pasta export --to hf`. It is given
                 Pasta's attention for the length of the call, and is left as it was.

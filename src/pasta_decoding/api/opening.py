@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pasta_decoding.api.checkpoints import ModelFiles, find
-from pasta_decoding.api.config import EngineConfig, check_name
+from pasta_decoding.api.config import EngineConfig, check_name, check_names
 from pasta_decoding.api.model import Model
 from pasta_decoding.engines.support import free_bytes, release_openmp_threads
 from pasta_decoding.errors import PastaError, require
@@ -35,11 +35,13 @@ TORCH_DTYPES = ("auto", "float32", "bfloat16")
 class EngineKind:
     """How an engine is chosen and opened.
 
+    ignores: settings that have no meaning for it.
     suits: may `auto` take it? Looks at checkpoint and machine, and loads nothing large.
     dtype: the number format that it computes in; None if it is not known here.
     open:  load the checkpoint onto it. Raises PastaError.
     """
 
+    ignores: Sequence[str]
     suits: Callable[[ModelFiles], bool]
     dtype: Callable[[ModelFiles], str | None]
     open: Callable[[ModelFiles], Decoder]
@@ -59,19 +61,16 @@ def load(
     models of another base, engines that are not installed, and broken files.
     """
     folder = default_cache(os.environ) if cache is None else Path(cache)
-    config = EngineConfig.named(adapter=adapter, **settings)
-    return Model(open_decoder(config, folder, fetch=True))
+    settings |= {"adapter": adapter}
+    check_names(EngineConfig, settings)
+    return Model(open_decoder(EngineConfig(**settings), folder))
 
 
-def open_decoder(config: EngineConfig, cache: Path, *, fetch: bool = False) -> Decoder:
-    """Load a checkpoint onto an engine, or find the servers that have it. Raises PastaError.
-
-    fetch: as for `find`.
-    """
-    files = find(config, cache, fetch=fetch)
+def open_decoder(config: EngineConfig, cache: Path) -> Decoder:
+    """Load a checkpoint onto an engine, or find the servers that have it. Raises PastaError."""
+    files = find(config, cache)
     name = choose_engine(files)
-    if config.base_url and name != "remote":
-        raise PastaError(f"base_url names servers, and the engine {name} runs here")
+    _refuse_ignored(config, name)
     if name != "remote":
         _check_memory(files.base)
     if config.threads is not None and name in ("fast", "torch"):
@@ -89,6 +88,16 @@ def open_decoder(config: EngineConfig, cache: Path, *, fetch: bool = False) -> D
     return decoder.limited_to(config.max_model_len)
 
 
+def _refuse_ignored(config: EngineConfig, engine: str) -> None:
+    """Raise PastaError for a setting that is given and that the engine would ignore."""
+    if config.base_url and engine != "remote":
+        raise PastaError(f"base_url names servers, and the engine {engine} runs here")
+    for one in fields(config):
+        is_preset = getattr(config, one.name) in (one.default, "cpu")
+        if one.name in ENGINES[engine].ignores and not is_preset:
+            raise PastaError(f"the engine {engine} takes no {one.name}", field=one.name)
+
+
 def _check_memory(base: Path) -> None:
     files = [base] if base.is_file() else [*base.glob("*.safetensors")]
     needed, free = sum(one.stat().st_size for one in files), free_bytes()
@@ -101,8 +110,7 @@ def _check_memory(base: Path) -> None:
 
 def open_local(config: EngineConfig, cache: Path) -> LocalDecoder:
     check_local(config)
-    decoder: Any = open_decoder(config, cache)
-    return decoder
+    return cast("LocalDecoder", open_decoder(config, cache))
 
 
 def check_local(config: EngineConfig) -> None:
@@ -112,11 +120,15 @@ def check_local(config: EngineConfig) -> None:
 
 def choose_engine(files: ModelFiles) -> str:
     asked = check_name("engine", files.config.engine, ["auto", *ENGINES])
-    return asked if asked != "auto" else next(n for n, e in ENGINES.items() if e.suits(files))
+    if asked != "auto":
+        return asked
+    # On processors without AVX-512, llama.cpp takes less time for the weights of a folder.
+    order = ("remote", *(("fast", "llama") if files.is_gguf else ("llama", "fast")), "torch")
+    return next(name for name in order if ENGINES[name].suits(files))
 
 
 def _known_dtype(files: ModelFiles, engine: str) -> str:
-    """Return the number format that is asked for, unless torch's engines have none such."""
+    """Return the number format. Raises PastaError for a format that torch cannot compute in."""
     asked = files.config.dtype
     if asked not in TORCH_DTYPES:
         raise PastaError(f"the {engine} engine has no number format {asked}", field="dtype")
@@ -146,16 +158,13 @@ def _open_torch(files: ModelFiles) -> LocalDecoder:
 
 
 def fast_can_run(files: ModelFiles) -> bool:
-    """Are there operators for this CPU, and a GGUF file or a known family that llama.cpp has not?
-
-    Where the weights are a folder's, llama.cpp still takes less time on processors without AVX-512.
-    """
+    """Are there operators for this CPU, and a GGUF file or a model of a known family?"""
     from pasta_decoding.engines.fast import obstacle
     from pasta_decoding.engines.native import find_compiler, library
 
     if files.device != "cpu" or files.config.dtype not in TORCH_DTYPES or find_compiler() is None:
         return False
-    if not files.is_gguf and (llama_can_run(files) or obstacle(load_config(files.base))):
+    if not files.is_gguf and obstacle(load_config(files.base)):
         return False
     return library(files.operators) is not None
 
@@ -252,10 +261,10 @@ def _open_remote(files: ModelFiles) -> Decoder:
     )
 
 
+_GPU, _HERE = ("device",), ("cache_tokens", "device", "dtype", "threads")
 ENGINES: Mapping[str, EngineKind] = {
-    "remote": EngineKind(lambda one: bool(one.config.base_url), lambda _: None, _open_remote),
-    "fast": EngineKind(fast_can_run, lambda one: _known_dtype(one, "fast"), _open_fast),
-    "llama": EngineKind(llama_can_run, lambda one: gguf_type(one.config.dtype), _open_llama),
-    "torch": EngineKind(lambda _: True, _torch_dtype, _open_torch),
+    "remote": EngineKind(_HERE, lambda one: one.config.is_remote, lambda _: None, _open_remote),
+    "fast": EngineKind(_GPU, fast_can_run, lambda one: _known_dtype(one, "fast"), _open_fast),
+    "llama": EngineKind(_GPU, llama_can_run, lambda one: gguf_type(one.config.dtype), _open_llama),
+    "torch": EngineKind((), lambda _: True, _torch_dtype, _open_torch),
 }
-"""All engines by name; `auto` takes the first one that suits."""

@@ -45,17 +45,10 @@ def annotate(
     source: Annotated[Path, typer.Argument(help="JSONL (.gz) with plain responses.")],
     out: Annotated[Path, typer.Argument(help="JSONL (.gz) to write.")],
     with_: Annotated[
-        str,
-        typer.Option(
-            "--with", help="structure, apar or llm; or a rule of your own, as module:function."
-        ),
+        str, typer.Option("--with", help="structure, apar, llm, or your own rule: module:function.")
     ] = "structure",
     model: Annotated[
-        str | None,
-        typer.Option(
-            help="Model to be trained (folder or hub name), whose tokenizer counts the lengths. "
-            "llm: the endpoint's name of its model."
-        ),
+        str | None, typer.Option(help="Its tokenizer counts lengths. llm: the endpoint's model.")
     ] = None,
     base_url: Annotated[
         str | None, typer.Option(help="llm: the OpenAI-compatible endpoint, as http://host/v1.")

@@ -23,9 +23,7 @@ from pasta_decoding.lang.check import check
 def lint(
     files: Annotated[
         list[Path],
-        typer.Argument(
-            help="JSONL (.gz) with annotated rows, or text files with one response each."
-        ),
+        typer.Argument(help="JSONL (.gz) with annotated rows, or texts of a response."),
     ],
     no_topic: Annotated[bool, typer.Option("--no-topic", help="Accept missing topics.")] = False,
 ) -> None:
@@ -66,8 +64,7 @@ def build(
     out: Annotated[Path, typer.Option("--out", "-o", help="The JSONL (.gz) to write.")],
     wanted: Wanted,
     exclude: Annotated[
-        list[Path] | None,
-        typer.Option(help="Leave out rows that resemble a prompt of this evaluation set (JSONL)."),
+        list[Path] | None, typer.Option(help="Leave out rows that resemble a prompt of this JSONL.")
     ] = None,
     model: Base = None,
     as_json: AsJson = False,

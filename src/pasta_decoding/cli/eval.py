@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,11 +18,12 @@ from pasta_decoding.cli.options import Without, command
 from pasta_decoding.cli.run import opened_decoder
 from pasta_decoding.data.lines import locked
 from pasta_decoding.data.rows import read_questions
-from pasta_decoding.errors import PastaError, require
+from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.records import Record, find_runs, machine
 from pasta_decoding.files import sha256, write_json, write_text
 from pasta_decoding.lang.measures import geometric_mean
-from pasta_decoding.models.load import adapter_digest, known_base
+from pasta_decoding.models.load import adapter_digest, base_name
+from pasta_decoding.runtime.decoder import Decoder
 
 if TYPE_CHECKING:
     from pasta_decoding.evaluation.generate import Job, Plan
@@ -42,9 +43,8 @@ def generate(
     method: Annotated[
         list[str],
         typer.Option(
-            help="pasta, sequential, sot (Skeleton-of-Thought), hf (transformers' generate), "
-            "lookup (hf with prompt lookup) or apar. NAME=ADAPTER for an adapter, NAME=none for "
-            "the base model. Repeatable."
+            help="pasta, sequential, sot (Skeleton-of-Thought), hf (transformers' generate), lookup"
+            " (hf with prompt lookup) or apar; NAME=ADAPTER, NAME=none. Repeatable."
         ),
     ],
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first prompts.")] = None,
@@ -91,8 +91,6 @@ def settings_of(plan: Plan, config: GenerationConfig, prompts: Path, number: int
         "prompts": {"file": prompts.name, "sha256": sha256(prompts)[:16], "number": number},
         "sampling": sampled if config.temperature else "greedy",
         "eagerness": config.eagerness,
-        "seed": plan.seed,
-        "timing": plan.repeats is not None,
         "repeats": plan.repeats,
         "max_concurrency": plan.max_concurrency,
         # Seconds of two machines are not of one run.
@@ -110,8 +108,15 @@ def jobs_of(
     from pasta_decoding.evaluation.generate import Job
     from pasta_decoding.evaluation.methods import OF_HF, make_method
 
-    # With turns, all stay in memory.
-    decoder = lru_cache(maxsize=None if settings["timing"] else 1)(opened_decoder)
+    loaded: dict[EngineConfig, Decoder] = {}
+
+    def decoder(own: EngineConfig) -> Decoder:
+        if own not in loaded:
+            if settings["repeats"] is None:  # else all take turns
+                loaded.clear()
+                gc.collect()
+            loaded[own] = opened_decoder(own)
+        return loaded[own]
 
     def job(one: Chosen) -> Job:
         of_hf = one.name in OF_HF
@@ -129,7 +134,7 @@ def describe(engine: EngineConfig) -> dict[str, Any]:
     name, folder = choose_engine(checkpoint), checkpoint.adapter
     return {
         "adapter": folder and {"name": engine.adapter, "sha256": adapter_digest(folder)},
-        "model": str(engine.model or known_base(engine.adapter_name)),
+        "model": str(engine.model) if engine.model else base_name(folder),
         "engine": name,
         "file_type": ENGINES[name].dtype(checkpoint),
         "context": engine.cache_tokens,
@@ -141,15 +146,15 @@ def describe(engine: EngineConfig) -> dict[str, Any]:
 
 def show(label: str, records: Sequence[Record]) -> None:
     done = [record for record in records if record.error is None]
-    line = f"{label}: {len(records)} prompts, {len(records) - len(done)} failed"
+    failed = [record for record in records if record.error is not None]
+    line = f"{label}: {len(records)} prompts, {len(failed)} failed"
     if done:
         tokens = sum(record.plain_tokens for record in done) / len(done)
         speed = geometric_mean(record.tokens_per_step for record in done)
         line += f", {tokens:.0f} tokens on average, {speed:.2f} tokens per step"
     typer.echo(line)
-    for record in records:
-        if record.error is not None:
-            say(f"failed: {record.instruction[:60]!r}: {record.error}")
+    for record in failed:
+        say(f"failed: {record.instruction[:60]!r}: {record.error}")
 
 
 def report(
@@ -164,7 +169,6 @@ def report(
     Win rates are read from the files that alpaca_eval left in the run folders. Figures have 95 %
     intervals and count failed answers.
     """
-    require("matplotlib", extra="plot", doing="drawing a report")
     from pasta_decoding.evaluation.report import build, numbers, render
 
     found = build(find_runs(runs))

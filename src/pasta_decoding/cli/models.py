@@ -31,8 +31,7 @@ GGUF_WARNING = (
 @command("pasta models", "pasta models --clean")
 def models(
     clean: Annotated[
-        bool,
-        typer.Option("--clean", help="Remove exported files; Pasta rewrites them when needed."),
+        bool, typer.Option("--clean", help="Remove exports, which Pasta rewrites when needed.")
     ] = False,
 ) -> None:
     """List known base models, shipped adapters, and the files of the cache with their sizes."""

@@ -26,23 +26,21 @@ System = Annotated[
     str | None, typer.Option(help="System prompt; the chat template's own if left out.")
 ]
 
-_NO_OPTIONS = frozenset(
+Without = frozenset[str]
+"""Names the fields of a config that a command does not offer: `Annotated[Config, Without(...)]`."""
+_NO_OPTIONS = Without(
     {
         *("parallel", "stop", "max_threads", "max_seconds", "min_p", "top_k"),
         *("repetition_penalty", "presence_penalty", "frequency_penalty"),
     }
 )
-"""Fields of `GenerationConfig` that a command leaves to Python and to the server's requests."""
+"""Fields of `GenerationConfig` that commands leave to Python and to the server's requests."""
+_CONFIG_PANELS = {"EngineConfig": "Engine", "GenerationConfig": "Answer"}
 _PANELS = {
-    "EngineConfig": "Engine",
-    **dict.fromkeys(("GenerationConfig", "system", "sequential"), "Answer"),
+    **dict.fromkeys(("system", "sequential"), "Answer"),
     **dict.fromkeys(("show", "trace", "as_json"), "Output"),
 }
 _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
-
-
-Without = frozenset[str]
-"""Names the fields of a config that a command does not offer: `Annotated[Config, Without(...)]`."""
 
 
 def command(
@@ -59,13 +57,16 @@ def command(
         for name, one in inspect.signature(function, eval_str=True).parameters.items():
             kind, *marks = get_args(one.annotation) or [one.annotation]
             if isinstance(kind, type) and is_dataclass(kind):
-                options = list(_options(kind, Without().union(*marks)))
+                options = list(_options(kind, _NO_OPTIONS.union(*marks)))
                 configs[name] = kind, [option.name for option in options]
                 shown += options
             else:
-                for mark in marks if name in _PANELS else ():
+                hint = one.annotation
+                if name in _PANELS:
+                    mark = copy(marks[0])  # commands share it
                     mark.rich_help_panel = _PANELS[name]
-                shown.append(one.replace(kind=Parameter.KEYWORD_ONLY))
+                    hint = Annotated[kind, mark]
+                shown.append(one.replace(kind=Parameter.KEYWORD_ONLY, annotation=hint))
 
         @wraps(function)
         def call(**values: Any) -> None:
@@ -77,8 +78,8 @@ def command(
 
         call.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
         call.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
-        told = [notes] * bool(notes) + ["Examples:"] * bool(examples) + list(examples)
-        call.epilog = "\n\n".join(told) or None  # type: ignore[attr-defined]
+        told = [notes, *(("Examples:", *examples) if examples else ())]
+        call.epilog = "\n\n".join(filter(None, told)) or None  # type: ignore[attr-defined]
         return call
 
     return decorate
@@ -91,16 +92,15 @@ def _options(config: Any, without: frozenset[str]) -> Iterator[Parameter]:
         if one.name in without or get_origin(hints[one.name]) is not Annotated:
             continue
         kind, mark, *_ = get_args(hints[one.name])
-        if isinstance(mark, str) and one.name in _NO_OPTIONS:
-            continue
         mark = typer.Option(help=mark) if isinstance(mark, str) else copy(mark)
-        mark.rich_help_panel = mark.rich_help_panel or _PANELS.get(config.__name__)
+        mark.rich_help_panel = mark.rich_help_panel or _CONFIG_PANELS.get(config.__name__)
         mark.metavar = mark.metavar or _METAVARS.get((get_args(kind) or (kind,))[0])
         default: Any = one.default
         if not isinstance(default, bool):  # shorter than typer's own
             mark.show_default = False
             preset = ", ".join(default) if isinstance(default, tuple) else str(default)
-            mark.help += f" ({preset.removesuffix('.0')})" * (default not in (None, (), ""))
+            if default not in (None, (), ""):
+                mark.help += f" ({preset.removesuffix('.0')})"
         if get_origin(kind) is tuple:
             kind, default = GenericAlias(list, get_args(kind)[:1]), list(default)
         hint: Any = Annotated[kind, mark]

@@ -49,17 +49,12 @@ Ctrl-C stops an answer; that turn is forgotten."""
 def run(
     prompt: Prompt,
     system: System = None,
-    show: Annotated[
-        bool,
-        typer.Option("--show", help="Draw the threads while they write."),
-    ] = False,
+    show: Annotated[bool, typer.Option("--show", help="Draw the threads as they write.")] = False,
     sequential: Annotated[
-        bool,
-        typer.Option("--sequential", help="Ban promises: the same weights write one thread."),
+        bool, typer.Option("--sequential", help="Ban promises: the same weights write one thread.")
     ] = False,
     trace: Annotated[
-        Path | None,
-        typer.Option(help="Write a timeline of the threads for Perfetto."),
+        Path | None, typer.Option(help="Write a timeline of the threads for Perfetto.")
     ] = None,
     as_json: AsJson = False,
     *,
@@ -94,10 +89,7 @@ def compare(
     prompt: Prompt,
     baseline: Annotated[
         str | None,
-        typer.Option(
-            help="Adapter or merged model to compare with. Default: the trained baseline of the "
-            "shipped adapters, the base model for others."
-        ),
+        typer.Option(help="Adapter or merged model; else a shipped baseline, or the base model."),
     ] = None,
     system: System = None,
     as_json: AsJson = False,
@@ -122,6 +114,7 @@ def compare(
                 say(f"\n{name}: {one.short_name}")
                 result = answer_shown(model, question, how, show=False).result
             results[name] = {"checkpoint": one.short_name} | figures(result, model, one)
+        del model  # one at a time is in memory
     if as_json:
         typer.echo(json.dumps(results, ensure_ascii=False))
         return
@@ -180,11 +173,10 @@ def read_line() -> str | None:
 
 
 def with_default(engine: EngineConfig) -> EngineConfig:
-    """Return the config with this machine's default adapter, where nothing else is asked for."""
-    named = (engine.adapter or engine.model or engine.device) is not None
-    if named or engine.engine not in ("auto", "fast"):
+    """Return the config with this machine's default adapter, where no model is named."""
+    if (engine.adapter or engine.model) is not None:
         return engine
-    return replace(engine, adapter=default_adapter(cache_folder(), os.environ))
+    return replace(engine, adapter=default_adapter(cache_folder(), os.environ, engine))
 
 
 def opened_decoder(engine: EngineConfig) -> Decoder:
@@ -229,8 +221,8 @@ def answer_shown(
     result, threads = stream.result, 1 + len(stream.result.threads)
     say(
         f"{result.usage.plain_tokens} tokens in {result.critical_path} steps "
-        f"({result.tokens_per_step:.2f}x), {threads} thread{'s' * (threads > 1)}, "
-        f"{result.seconds:.1f} s{', cut off at a limit' * result.truncated}"
+        f"({result.tokens_per_step:.2f}x), {threads} {'thread' if threads == 1 else 'threads'}, "
+        f"{result.seconds:.1f} s{', cut off at a limit' if result.truncated else ''}"
     )
     return stream
 

@@ -16,7 +16,7 @@ from pasta_decoding.api.opening import check_local, open_local
 from pasta_decoding.cli.console import cache_folder, say
 from pasta_decoding.cli.options import command
 from pasta_decoding.cli.run import opened_decoder, with_default
-from pasta_decoding.errors import require
+from pasta_decoding.errors import PastaError, require
 from pasta_decoding.models.load import NO_ADAPTER
 from pasta_decoding.remote.stream import checked_key
 from pasta_decoding.runtime.decoder import Decoder
@@ -34,10 +34,7 @@ def serve(
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(
-            help="Sequential baseline that the page can race against: `sequential` for the shipped "
-            "adapters, else an adapter or a merged model."
-        ),
+        typer.Option(help="`sequential`, an adapter or a merged model: the page can race it."),
     ] = None,
     *,
     settings: Settings,
@@ -48,20 +45,22 @@ def serve(
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         require(package, extra="serve", doing="serving")
     from pasta_decoding.server.app import create_app
-    from pasta_decoding.server.backend import Backend, tried
+    from pasta_decoding.server.backend import Backend, warmed_up
     from pasta_decoding.server.listen import address, http_server, is_loopback, open_socket
     from pasta_decoding.server.metrics import Metrics
 
     key, metrics, engine = checked_key(settings.api_key), Metrics(), with_default(engine)
+    if load.target_ms_per_token and engine.is_remote:
+        raise PastaError("--target-ms-per-token needs an engine of this process")
     with open_socket(settings.host, settings.port) as listener:
         own_names = (settings.host,) if key is None and is_loopback(listener) else None
         # A wrong baseline is refused before the model is loaded.
         rival = None if baseline is None else baseline_backend(engine, baseline, metrics)
-        decoder = tried(opened_decoder(engine))
+        decoder = warmed_up(opened_decoder(engine))
         if name is None:
             own = engine.whole is None and engine.adapter_name != NO_ADAPTER
             place = engine.whole or Path(engine.short_name)
-            name = "pasta-" * own + place.resolve().name.removesuffix(".gguf")
+            name = ("pasta-" if own else "") + place.resolve().name.removesuffix(".gguf")
         backends = {name: Backend(lambda: decoder, metrics, load)}
         if rival is not None:
             backends[rival[0] if rival[0] != name else f"{name}-baseline"] = rival[1]
@@ -78,14 +77,14 @@ def serve(
 
 def baseline_backend(engine: EngineConfig, baseline: str, metrics: Metrics) -> tuple[str, Backend]:
     """Return the baseline's name, and what loads it when it is first asked for."""
-    from pasta_decoding.server.backend import Backend, tried
+    from pasta_decoding.server.backend import Backend, warmed_up
 
     rival, _ = baseline_of(engine, baseline)
     check_local(rival)
     find(rival, cache_folder())  # what is not there is told now
 
     def load() -> Decoder:
-        return tried(replace(open_local(rival, cache_folder()), parallel=False))
+        return warmed_up(replace(open_local(rival, cache_folder()), parallel=False))
 
     say(f"the baseline, {rival.short_name}, is loaded at the first race, with an engine of its own")
     return rival.short_name, Backend(load, metrics, Load(max_requests=4, max_queue=16))

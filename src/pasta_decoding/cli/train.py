@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -51,6 +50,7 @@ def sft(
     found = given(context, file, config)
     config = SftConfig(**{"base_name": hub_name(model)} | settings_of_start(found) | found)
     require_training(config)
+    from pasta_decoding.training.loop import processes
     from pasta_decoding.training.sft import train_sft
 
     base = find_base(model, cache_folder(), adapter=config.start or NO_ADAPTER)
@@ -59,7 +59,7 @@ def sft(
     if both := sum(row.asked in known for row in held_out):
         say(f"{both} of {len(held_out)} held-out prompts are trained on as well")
     adapter = train_sft(config, rows, base=base, out=out, held_out=held_out)
-    if os.environ.get("RANK", "0") == "0":
+    if processes().is_main_process:
         typer.echo(adapter)
 
 
@@ -91,6 +91,7 @@ def preference(
             raise PastaError(f"--{name} is missing")
     named = (config.policy, config.baseline)
     policy, baseline = (str(find_adapter(name)) if name else "" for name in named)
+    from pasta_decoding.training.loop import processes
     from pasta_decoding.training.preference import PreferenceRun, settled, share_samples
 
     base = find_base(model, cache_folder(), adapter=policy)
@@ -101,7 +102,7 @@ def preference(
         share_samples(samples_from, out, config)
     pairs = [pair for path in config.pairs for pair in read_pairs(Path(path))]
     adapter = PreferenceRun(config, base, out, cache_folder()).train(prompts_of(config), pairs)
-    if os.environ.get("RANK", "0") == "0":
+    if processes().is_main_process:
         typer.echo(adapter)
 
 

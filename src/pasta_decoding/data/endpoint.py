@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pasta_decoding.errors import PastaError, excerpt, require
+from pasta_decoding.errors import PastaError, checked_url, excerpt, require
 
 if TYPE_CHECKING:
     from openai import APIError, AsyncOpenAI
@@ -22,7 +22,6 @@ Message = Mapping[str, str]
 KEY_VARIABLES = ("PASTA_ENDPOINT_KEY", "OPENAI_API_KEY")
 """Where a user puts the key of an endpoint; the first one that is set counts."""
 
-_URL = re.compile(r"https?://(\[[\da-fA-F:]+\]|[^\s/:\[\]]+)(:\d+)?(/\S*)?")
 # Some chat templates write the first tag themselves.
 _THOUGHTS = re.compile(r"\A(\s*<think>)?((?!<think>).)*?</think>\s*", re.DOTALL)
 
@@ -34,6 +33,7 @@ class Endpoint:
     base_url:    what stands before `/chat/completions`, such as `http://localhost:8000/v1`.
     api_key:     never shown; empty for one that needs none.
     timeout_s:   of one try of one request.
+    arguments:   those of sampling that the model takes, as far as is known.
     """
 
     base_url: str
@@ -42,6 +42,7 @@ class Endpoint:
     concurrency: int = 8
     max_retries: int = 5
     timeout_s: float = 300.0
+    arguments: list[str] = field(default_factory=lambda: ["temperature", "max_tokens"])
 
 
 class EndpointError(PastaError):
@@ -62,11 +63,8 @@ def open_client(endpoint: Endpoint) -> AsyncOpenAI:
     require("openai", extra="endpoint", doing="asking an endpoint")
     from openai import AsyncOpenAI
 
-    if not _URL.fullmatch(endpoint.base_url):
-        message = f"{endpoint.base_url!r} is no base URL such as http://localhost:8000/v1"
-        raise PastaError(message)
     return AsyncOpenAI(
-        base_url=endpoint.base_url,
+        base_url=checked_url(endpoint.base_url),
         api_key=endpoint.api_key or "none",  # the client insists on one, local servers do not
         timeout=endpoint.timeout_s,
         max_retries=endpoint.max_retries,
@@ -84,7 +82,7 @@ async def chat(
     from openai import APIError
 
     try:
-        raw = await _asked(client, endpoint, messages, max_tokens)
+        raw, tries = await _asked(client, endpoint, messages, max_tokens)
     except APIError as error:
         raise _explained(endpoint, error) from error
     try:  # the client does not check what comes: anything may be missing or of no use
@@ -103,25 +101,28 @@ async def chat(
         raise EndpointError("no answer", message)
     kinds = ("prompt_tokens", "completion_tokens")
     counted = {kind: getattr(completion.usage, kind, None) or 0 for kind in kinds}
-    return text, {"requests": 1 + raw.retries_taken, **counted}
+    return text, {"requests": tries + raw.retries_taken, **counted}
 
 
 async def _asked(
     client: AsyncOpenAI, endpoint: Endpoint, messages: Sequence[Message], max_tokens: int
-) -> Any:
-    """Return the reply as it came. Reasoning models may have a temperature and a limit apart."""
+) -> tuple[Any, int]:
+    """Return the reply, and how many requests it took: reasoning models refuse some arguments."""
     from openai import BadRequestError
 
     create: Any = client.chat.completions.with_raw_response.create
     asked = {"model": endpoint.model, "messages": list(messages)}
+    wanted = {"temperature": 0.0, "max_tokens": max_tokens, "max_completion_tokens": max_tokens}
     try:
-        return await create(**asked, temperature=0.0, max_tokens=max_tokens)
+        return await create(**asked, **{one: wanted[one] for one in endpoint.arguments}), 1
     except BadRequestError as error:
         if "max_completion_tokens" in error.message:
-            return await create(**asked, max_completion_tokens=max_tokens)
-        if "temperature" in error.message:
-            return await create(**asked, max_tokens=max_tokens)
-        raise
+            endpoint.arguments[:] = ["max_completion_tokens"]
+        elif "temperature" in error.message:
+            endpoint.arguments[:] = ["max_tokens"]
+        else:
+            raise
+    return await create(**asked, **{one: wanted[one] for one in endpoint.arguments}), 2
 
 
 def _explained(endpoint: Endpoint, error: APIError) -> EndpointError:

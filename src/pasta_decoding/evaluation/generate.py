@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from pasta_decoding.data.rows import Question
 from pasta_decoding.evaluation.methods import Ask, Method
-from pasta_decoding.evaluation.records import Record, Run, begin_run
+from pasta_decoding.evaluation.records import Record, RunFolder, begin_run
 from pasta_decoding.runtime.asking import FAILURES, Asking, ask, run_all
 
 
@@ -31,8 +31,7 @@ class Plan:
 
     max_concurrency: prompts that a method answers together, without timing.
     repeats:     turns of every prompt and method where they are timed; None: they are not.
-    max_seconds: an answer of which nothing was computed for so long has failed, and counts as this
-                 long. What it waits beside others, and what they take, does not count.
+    max_seconds: silence that fails an answer, which then counts as this long.
     """
 
     max_concurrency: int = 16
@@ -79,7 +78,7 @@ def generate(
     return {label: run.finish(questions) for label, run in runs.items()}
 
 
-def _timed_together(runs: Iterable[Run], question: Question) -> bool:
+def _timed_together(runs: Iterable[RunFolder], question: Question) -> bool:
     """Have all methods answered a question in the same turns?
 
     If not, all answer it again, also those that have a record: its seconds are of another hour.
@@ -91,7 +90,7 @@ def _timed_together(runs: Iterable[Run], question: Question) -> bool:
 
 def _time(
     jobs: Sequence[Job],
-    runs: Mapping[str, Run],
+    runs: Mapping[str, RunFolder],
     missing: Sequence[Question],
     plan: Plan,
     tick: Callable[[int], object],

@@ -5,10 +5,9 @@
 - wall-clock speedup: seconds of the baseline's answer / seconds of the run's, if both were timed.
 
 All three are geometric means. A failed request counts as an answer that used up its budget:
-`max_tokens` steps, the seconds of its time-out, one token a step, an empty text. A prompt whose
-baseline failed has no speedup against it; such prompts are counted. Shares are of all there is,
-such as the chunks of all answers. Intervals hold 95 % of the bootstrap resamples over prompts; all
-are drawn with the same resamples.
+`max_tokens` steps, the seconds of its time-out, one token a step, an empty text. Prompts whose
+baseline failed have no speedup, and are counted. Shares are of all chunks of all answers. Intervals
+hold 95 % of the bootstrap resamples over prompts, the same for all figures.
 
 Shapes: P prompts, R resamples.
 """
@@ -27,7 +26,7 @@ import numpy.typing as npt
 
 from pasta_decoding.data.lines import read_json
 from pasta_decoding.errors import PastaError, errors_as
-from pasta_decoding.evaluation.records import Record, Run
+from pasta_decoding.evaluation.records import Record, RunFolder
 
 RESAMPLES, _MIN_RESAMPLES, _MAX_COUNTS = 10_000, 1_000, 20_000_000
 TOKENS_PER_STEP, SPEEDUP_IN_STEPS, WALL_CLOCK = "tokens_per_step", "speedup_in_steps", "wall_clock"
@@ -97,7 +96,7 @@ class Figures:
     interventions_per_token: float | None
 
 
-def figures(run: Run, baseline: Run) -> Figures:
+def figures(run: RunFolder, baseline: RunFolder) -> Figures:
     pairs = [(record, baseline.records[key]) for key, record in run.records.items()]
     records = list(run.records.values())
     answers = [record for record in records if record.error is None]
@@ -120,7 +119,7 @@ def figures(run: Run, baseline: Run) -> Figures:
     )
 
 
-def speedups(run: Run, baseline: Run, pairs: Pairs) -> dict[str, Interval]:
+def speedups(run: RunFolder, baseline: RunFolder, pairs: Pairs) -> dict[str, Interval]:
     """Return each speedup. Raises PastaError if both runs were timed, but not in the same turns."""
     of_failure = run.settings["max_tokens"]
     found = {
@@ -173,7 +172,7 @@ class Verdicts:
     win_rates: Mapping[str, Interval] = field(default_factory=dict)
 
 
-def verdicts_of(run: Run, baseline: Run) -> Verdicts:
+def verdicts_of(run: RunFolder, baseline: RunFolder) -> Verdicts:
     """Read what alpaca_eval left in a run's folder. Raises PastaError if it is of other answers."""
     found = sorted(run.folder.glob("**/annotations.json"))
     if len(found) > 1:

@@ -101,7 +101,7 @@ def read_records(path: Path, *, resume: bool = False) -> list[Record]:
 
 
 @dataclass(slots=True)
-class Run:
+class RunFolder:
     """A run folder: one method's settings, and its records by the prompts' ids."""
 
     folder: Path
@@ -129,7 +129,7 @@ class Run:
         return records
 
 
-def begin_run(folder: Path, settings: Mapping[str, Any]) -> Run:
+def begin_run(folder: Path, settings: Mapping[str, Any]) -> RunFolder:
     """Begin a run, or go on with it. Raises PastaError if it was begun with other settings."""
     here = {"machine": machine(), "commit": commit(), "versions": versions()}
     if (folder / SETTINGS).exists():
@@ -142,21 +142,21 @@ def begin_run(folder: Path, settings: Mapping[str, Any]) -> Run:
     elif (folder / RECORDS).exists():
         raise PastaError(f"{folder} holds records without a {SETTINGS}")
     else:
-        run = Run(folder, {**settings, **here, "resumed": []}, {})
+        run = RunFolder(folder, {**settings, **here, "resumed": []}, {})
     write_json(folder / SETTINGS, run.settings)
     return run
 
 
-def _read(folder: Path, *, resume: bool = False) -> Run:
+def _read(folder: Path, *, resume: bool = False) -> RunFolder:
     settings = read_json(folder / SETTINGS, dict)
     for key, kind in (("method", str), ("max_tokens", int)):
         if not isinstance(settings.get(key), kind):
             raise PastaError(f"{folder / SETTINGS} has no {key!r}")
     records = read_records(folder / RECORDS, resume=resume)
-    return Run(folder, settings, {one.id: one for one in records})
+    return RunFolder(folder, settings, {one.id: one for one in records})
 
 
-def find_runs(paths: Sequence[Path]) -> list[Run]:
+def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
     """Read the run folders given, and those inside of the other folders. Raises PastaError."""
     folders: dict[str, Path] = {}
     for path in paths:

@@ -10,14 +10,15 @@ from importlib.resources import files
 from typing import Any
 
 from pasta_decoding.data.lines import refuse_other_settings
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, require
 from pasta_decoding.evaluation import metrics
+from pasta_decoding.evaluation.methods import OF_HF
 from pasta_decoding.evaluation.metrics import Figures, Interval, Verdicts
-from pasta_decoding.evaluation.records import Record, Run
+from pasta_decoding.evaluation.records import Record, RunFolder
 from pasta_decoding.lang.tree import Chunk, Span, Sync, read
 
 BASELINES = ("sequential", "hf")
-_ALIKE = ("engine", "file_type", "max_tokens", "max_seconds", "sampling")
+_ALIKE = ("model", "engine", "file_type", "max_tokens", "max_seconds", "sampling")
 """Settings that runs must have in common to be compared."""
 _NAMES = {
     metrics.TOKENS_PER_STEP: "tokens per step",
@@ -32,7 +33,7 @@ _NAMES = {
 class Line:
     """One run."""
 
-    run: Run
+    run: RunFolder
     figures: Figures
     verdicts: Verdicts
 
@@ -45,14 +46,14 @@ class Line:
 class Report:
     """Runs of the same prompts, the baseline first. `notes` names what is not in the figures."""
 
-    baseline: Run
+    baseline: RunFolder
     lines: Sequence[Line]
     notes: Sequence[str]
 
 
-def build(found: Sequence[Run]) -> Report:
+def build(found: Sequence[RunFolder]) -> Report:
     """Compute a report. Raises PastaError for runs that cannot be compared."""
-    baseline = baseline_of(found)
+    baseline = baseline_run(found)
     runs = [baseline, *(_alike(run, baseline) for run in found if run is not baseline)]
     lines = [
         Line(run, metrics.figures(run, baseline), metrics.verdicts_of(run, baseline))
@@ -61,7 +62,7 @@ def build(found: Sequence[Run]) -> Report:
     return Report(baseline, lines, list(_notes(lines)))
 
 
-def baseline_of(runs: Sequence[Run]) -> Run:
+def baseline_run(runs: Sequence[RunFolder]) -> RunFolder:
     """Return the first sequential run. Raises PastaError if there is none."""
     for method in BASELINES:
         if found := [run for run in runs if run.settings["method"] == method]:
@@ -73,7 +74,7 @@ def baseline_of(runs: Sequence[Run]) -> Run:
     )
 
 
-def _alike(run: Run, baseline: Run) -> Run:
+def _alike(run: RunFolder, baseline: RunFolder) -> RunFolder:
     """Return the run in the baseline's order. Raises PastaError if their settings differ."""
     both = baseline.records | run.records
     if lacking := [key for key in both if key not in baseline.records.keys() & run.records.keys()]:
@@ -83,16 +84,21 @@ def _alike(run: Run, baseline: Run) -> Run:
             f"as {such!r}",
             hint="The same command of `pasta eval generate` goes on with a run.",
         )
-    # Servers hold a checkpoint of its own for each method.
-    keys = _ALIKE if baseline.settings.get("engine") == "remote" else ("model", *_ALIKE)
-    wanted = {key: baseline.settings.get(key) for key in keys}
+    # Servers hold a checkpoint of its own for each method; transformers is an engine of its own.
+    free = {"model"} if baseline.settings.get("engine") == "remote" else set()
+    if any(one.settings["method"] in OF_HF for one in (run, baseline)):
+        free = {"engine", "file_type"}
+    wanted = {key: baseline.settings.get(key) for key in _ALIKE if key not in free}
     hint = "Give both methods to one `pasta eval generate`."
     refuse_other_settings(run.folder, run.settings, wanted, hint=hint)
     return replace(run, records={key: run.records[key] for key in baseline.records})
 
 
 def _notes(lines: Sequence[Line]) -> Iterator[str]:
+    engine = lines[0].run.settings.get("engine")
     for line in lines:
+        if (own := line.run.settings.get("engine")) != engine:
+            yield f"{line.run.label} ran on {own}, the baseline on {engine}"
         number = (line.run.settings.get("prompts") or {}).get("number", 0)
         if (left := number - len(line.run.records)) > 0:
             yield f"{line.run.label}: {left} prompts of its file are not answered yet"
@@ -164,12 +170,13 @@ def threads(record: Record) -> Iterator[tuple[str, str, str, int]]:
 
 def plot(report: Report) -> str:
     """Draw speed against win rate, a point a run, as SVG; "" without win rates."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
     judged = [line for line in report.lines if line.verdicts.win_rates]
     if not judged:
         return ""
+    require("matplotlib", extra="plot", doing="drawing a report")
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     shared = set.intersection(*(set(line.intervals) for line in judged))
     speed = metrics.WALL_CLOCK if metrics.WALL_CLOCK in shared else metrics.SPEEDUP_IN_STEPS
     rate = metrics.LC_WIN_RATE if metrics.LC_WIN_RATE in shared else metrics.WIN_RATE

@@ -1,21 +1,15 @@
 """Skeleton-of-Thought (Ning et al., ICLR 2024, arXiv 2307.15337) on our engines.
 
-Two stages. The model is asked for a skeleton, a numbered list of points of a few words, its answer
-begun with "1." as the paper does for open models. Then every point is expanded by a request of its
-own, begun with the point itself, all of them side by side. The answer is their concatenation. No
-point sees another one's text, and nothing is written behind them. The paper's router (SoT-R), a
-classifier that keeps questions away from the method that do not suit it, is left out.
+First the model writes a skeleton: a numbered list of points of a few words, begun with "1." as the
+paper does for open models. Then a request for each point, begun with the point itself, expands it,
+all side by side. The answer is their concatenation. The paper's router (SoT-R) is left out. The
+prompts say what the paper's say, with two worked skeletons, which small models need.
 
-The prompts say what the paper's say, with two worked skeletons, which small models need.
-
-The prompt of the second stage is computed once up to the number of the point, where the requests
-part; the authors' code feeds every point's prompt anew. This prefill is one step of the critical
-path, for all points at once:
+The requests for points share one prefill, which is one step:
 
     critical path = tokens of the skeleton + 1 + tokens of the longest point
 
-A skeleton without two points leaves nothing to write side by side: we ask for the plain answer, and
-count the steps of the skeleton.
+Without two points we ask for the plain answer, and count the steps of the skeleton as well.
 """
 
 from __future__ import annotations
@@ -174,7 +168,7 @@ def concatenated(
     nodes: list[Node] = []
     main = ""
     for (number, heading), text in zip(points.items(), texts, strict=True):
-        main += "\n" * bool(nodes or main) + f"{number}. {heading}"
+        main += f"\n{number}. {heading}" if nodes or main else f"{number}. {heading}"
         ends = _beginnings(points.keys() - {number})  # a text still holds the one that ended it
         if body := min((text.partition(end)[0] for end in ends), key=len).strip():
             tokens = valid_tokens(count_tokens(body))

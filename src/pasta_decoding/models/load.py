@@ -84,8 +84,20 @@ def shipped_adapters() -> list[str]:
 
 def known_base(adapter: str) -> str:
     """Return the name of the known base model that an adapter was trained on, or the default's."""
-    hub = None if adapter == NO_ADAPTER else checkpoints.load(find_adapter(adapter)).base.name
-    return next((one.name for one in BASES.values() if one.hub == hub), DEFAULT_MODEL)
+    name = base_name(None if adapter == NO_ADAPTER else find_adapter(adapter))
+    return name if name in BASES else DEFAULT_MODEL
+
+
+def base_name(adapter: Path | None) -> str:
+    """Return the name of the base model that an adapter or a whole model was trained on."""
+    if adapter is None:
+        return DEFAULT_MODEL
+    if adapter.suffix != ".gguf":
+        hub = checkpoints.load(adapter).base.name
+    else:
+        own = GgufFile(adapter).fields.get(checkpoints.GGUF_KEY)
+        hub = str(adapter) if own is None else checkpoints.from_json(own, "").base.name
+    return next((one.name for one in BASES.values() if one.hub == hub), hub)
 
 
 def is_whole(path: Path) -> bool:
@@ -100,6 +112,8 @@ def holds_weights(adapter: Path) -> bool:
 
 
 def adapter_digest(adapter: Path) -> str:
+    if adapter.is_file():
+        return sha256(adapter)[:16]
     digest = hashlib.sha256()
     for path in sorted([*adapter.glob("*.safetensors"), *adapter.glob("*.json")]):
         digest.update(f"{path.name} {sha256(path)}\n".encode())

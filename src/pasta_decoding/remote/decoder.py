@@ -14,7 +14,7 @@ from typing import Any
 import httpx2 as httpx
 
 from pasta_decoding.engines.base import Limits
-from pasta_decoding.errors import PastaError, excerpt
+from pasta_decoding.errors import PastaError, checked_url, excerpt
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.load import load_metadata
 from pasta_decoding.remote.client import ReplicaPool, Service, headers, is_retryable
@@ -148,7 +148,7 @@ def remote_decoder(
         raise PastaError("no server is named; give --base-url http://HOST:PORT/v1")
     if joining is Joining.kv:
         raise PastaError("servers of completions cannot join keys, only text")
-    urls = tuple(dict.fromkeys(map(checked_url, base_urls)))
+    urls = tuple(dict.fromkeys(checked_url(one, alone="/v1") for one in base_urls))
     loaded = load_metadata(base, adapter)
     config = loaded.model.config
     most: int = config.max_position_embeddings
@@ -157,19 +157,6 @@ def remote_decoder(
     positions = min(most, served_positions or most)
     service = Service(urls, model, config.vocab_size, positions, api_key)
     return RemoteDecoder(**fields, service=service)
-
-
-def checked_url(url: str) -> str:
-    """Return a base URL without a slash at its end; a server alone gets its `/v1`."""
-    bad = PastaError(f"{url!r} is no base URL such as http://localhost:8000/v1")
-    try:
-        parsed = httpx.URL(url)
-        parsed.host.encode("idna")  # what a connection would look up
-    except (httpx.InvalidURL, TypeError, UnicodeError) as error:
-        raise bad from error
-    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query:
-        raise bad
-    return f"{url.rstrip('/')}/v1" if parsed.path in ("", "/") else url.rstrip("/")
 
 
 def find_model(

@@ -1,13 +1,12 @@
 """The async driver: an answer written by plain requests for completions.
 
 Each thread's context is a plain sequence of ids, so chunks are joined as text. A promise opens a
-request for its chunk while main's goes on; SYNC ends main's, and when the chunks are done a new
-one begins with everything in reading order. Prefix caches keep what requests share.
+request for its chunk while main's goes on. SYNC ends main's; when the chunks are done, a new one
+begins with everything in reading order. Prefix caches keep what requests share.
 
-A server with Pasta's logits processor gets `GuidedParams` with the request, and obeys. With others
-`logit_bias` forbids what a whole request may not write, and a token that may not stand where it
-came is taken back: its request ends, and one of a single token, with the right bias, brings the
-next best. Both give what constraints would.
+A server with Pasta's logits processor obeys the `GuidedParams` of a request. With others,
+`logit_bias` forbids what a whole request may not write. A forbidden token that comes all the same
+ends its request; a request of a single token, with the right bias, brings the next best.
 """
 
 from __future__ import annotations

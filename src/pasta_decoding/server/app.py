@@ -36,7 +36,7 @@ Replies = dict[int | str, dict[str, Any]]
 
 LOOPBACK_NAMES = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
 TAGS_AMONG = 16
-"""Alternatives that are looked at beyond those that are told: tags among them are left out."""
+"""Extra alternatives to fetch, because tags among them are dropped."""
 ERRORS: Replies = {
     status: {"model": schema.ErrorReply}
     for status in (400, 401, 404, 408, 413, 415, 429, 500, 502, 503)

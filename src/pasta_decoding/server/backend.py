@@ -28,7 +28,7 @@ from pasta_decoding.server.settings import Load
 log = logging.getLogger(__name__)
 
 
-def tried(decoder: Decoder) -> Decoder:
+def warmed_up(decoder: Decoder) -> Decoder:
     """Return a decoder that has written a token; PastaError if it cannot."""
     if isinstance(decoder, LocalDecoder):
         prompt, rules = (decoder.vocabulary.end,), Rules(max_tokens=1)
@@ -95,8 +95,9 @@ class Backend:
     def submit(self, requests: Sequence[Request]) -> Answers:
         """Hand in a request's answers, once it is `ready`. The caller closes what is returned.
 
-        Raises PastaError if one of them could never be answered, ApiError if it is not `alive`.
+        Raises PastaError if one could never be answered, ApiError if not `alive` or without room.
         """
+        self.check_room(len(requests))
         if self._worker is None or not self.alive:
             raise errors.gone(stopping=self.stopping)
         for request in requests:

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
@@ -44,20 +43,23 @@ Biases = Annotated[dict[TokenName, Bias], Field(max_length=300)]
 Alternatives = Annotated[int, Field(ge=0, le=20)]
 
 
-class StreamOptions(Wire):
+class StreamOptions(Wire, extra="forbid"):
     """`include_usage`: a last piece with the usage; `pasta_events`: what each thread does."""
 
     include_usage: bool = False
     pasta_events: bool = False
+    # Accepted, since they do not change the answer.
+    include_obfuscation: Any = None
+    continuous_usage_stats: Any = None
 
 
-class TextFormat(Wire):
+class TextFormat(Wire, extra="forbid"):
     """The only response format: free text."""
 
     type: Literal["text"]
 
 
-class AnswerRequest(Wire):
+class AnswerRequest(Wire, extra="forbid"):
     """The fields that both kinds of request have.
 
     max_tokens: counts all tokens of an answer, tags included.
@@ -68,8 +70,6 @@ class AnswerRequest(Wire):
     pasta_parallel: false answers sequentially with the same weights.
     pasta_priority: a high answer gets all its threads under any load.
     """
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     model: str
     max_tokens: Limit | None = None
@@ -110,7 +110,8 @@ class AnswerRequest(Wire):
         if not isinstance(body, dict):
             return body
         # Some clients write null for each field that they do not use.
-        return {name: one for name, one in body.items() if one is not None or name in FIELDS}
+        known = cls.model_fields
+        return {name: one for name, one in body.items() if one is not None or name in known}
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:

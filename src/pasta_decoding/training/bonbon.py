@@ -28,19 +28,14 @@ from pasta_decoding.training.run import tracked
 from pasta_decoding.training.sample import Sample
 from pasta_decoding.training.score import PreferencePair
 from pasta_decoding.training.sft import compile_groups
-from pasta_decoding.training.view import Example, Figures, label_logprobs
-
-
-def beta(candidates: int) -> float:
-    """Return the beta for which the target gap is that of best-of-N against worst-of-N."""
-    assert candidates > 1, "a best and a worst are two"
-    others = candidates - 1
-    return 1 / (2 * others * sum(1 / n for n in range(1, others + 1)))
+from pasta_decoding.training.view import Example, LossParts, label_logprobs
 
 
 def target_gap(candidates: int) -> float:
-    """Return 1 / (2 beta) in nats: where the square has its minimum."""
-    return 1 / (2 * beta(candidates))
+    """Return 1 / (2 beta) in nats: the gap of best-of-N against worst-of-N."""
+    assert candidates > 1, "a best and a worst are two"
+    others = candidates - 1
+    return others * sum(1 / n for n in range(1, others + 1))
 
 
 def bonbon_loss(
@@ -51,7 +46,7 @@ def bonbon_loss(
     *,
     target: float,
     alpha: float,
-) -> tuple[Tensor, Figures]:
+) -> tuple[Tensor, LossParts]:
     """Return the loss of one pair from four log-probabilities (scalars, nats), and its parts.
 
     sft:    -log p(best), the whole sequence.
@@ -69,7 +64,7 @@ def bonbon_loss(
 
 def preference_loss(
     logprobs: Sequence[Tensor], example: Example, *, alpha: float
-) -> tuple[Tensor, Figures]:
+) -> tuple[Tensor, LossParts]:
     """Return BoNBoN's loss of a pair; of a best answer alone that of finetuning on it.
 
     The figures have the target of the gap as well, and the share of pairs with a gap above 0.

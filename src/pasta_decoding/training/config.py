@@ -101,7 +101,7 @@ class PreferenceConfig:
         Literal["auto", "fast", "torch", "llama"], Option(help="Engine that decodes the samples.")
     ] = "auto"
     dtype: Annotated[str, Key(help="Number format of the engine's weights.")] = "auto"
-    device: Annotated[str | None, Option(help="cpu, cuda, cuda:1, ...; else the first GPU.")] = None
+    device: Annotated[str | None, Option(help="cpu or cuda; else cuda if there is a GPU.")] = None
     cache_tokens: Annotated[int, Key(min=1, help="Tokens in the engine's KV cache.")] = 16384
     objective: Annotated[
         Literal["bonbon", "rejection"], Option(help="rejection: finetune on the best alone.")

@@ -1,8 +1,7 @@
 """How both stages run: transformers' Trainer, which watches itself.
 
-The Trainer brings accumulation, schedule, checkpoints with all states, and accelerate's launch,
-FSDP and DeepSpeed. Here it keeps the metrics, refuses to save what is no number, and turns Ctrl-C
-into a checkpoint.
+The Trainer brings accumulation, schedule, checkpoints, and accelerate's launch, FSDP and DeepSpeed.
+Here it keeps the metrics, refuses to save what is no number, and turns Ctrl-C into a checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint
 from pasta_decoding.training.config import Config, SftConfig
 from pasta_decoding.training.lora import shard_tied_together
-from pasta_decoding.training.view import Example, Figures, Loss, label_logprobs
+from pasta_decoding.training.view import Example, Loss, LossParts, label_logprobs
 
 Item = TypeVar("Item")
 log = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ def training_arguments(
 ) -> TrainingArguments:
     """Return the Trainer's settings. `examples` are those of the whole run."""
     per_step = examples_per_step(config)
-    arguments = TrainingArguments(
+    return TrainingArguments(
         output_dir=str(out),
         use_cpu=device == "cpu",
         num_train_epochs=1,
@@ -67,20 +66,23 @@ def training_arguments(
         eval_steps=config.save_every_steps,
         report_to=list(config.report_to),
     )
-    if arguments.n_gpu > 1:
-        raise PastaError(
-            f"one process sees {arguments.n_gpu} GPUs",
-            hint="CUDA_VISIBLE_DEVICES=0, or accelerate launch -m pasta_decoding train sft ...",
-        )
-    return arguments
 
 
 def examples_per_step(config: Config) -> int:
-    """Return how many make a step. Raises PastaError if the processes cannot share them evenly."""
-    what, count = "packs" if isinstance(config, SftConfig) else "pairs", processes().num_processes
-    found: int = getattr(config, f"{what}_per_step")
+    """Return how many make a step. Raises PastaError if the processes cannot share them evenly.
+
+    It also refuses to run one process for several GPUs: the Trainer would use all of them.
+    """
+    of_sft, count = isinstance(config, SftConfig), processes().num_processes
+    stage, name = ("sft", "packs_per_step") if of_sft else ("preference", "pairs_per_step")
+    gpus = 0 if getattr(config, "device", None) == "cpu" else torch.cuda.device_count()
+    if count == 1 < gpus:
+        launch = f"accelerate launch -m pasta_decoding train {stage} ..."
+        message = f"one process sees {gpus} GPUs"
+        raise PastaError(message, hint=f"CUDA_VISIBLE_DEVICES=0, or {launch}")
+    found: int = getattr(config, name)
     if found % count:
-        raise PastaError(f"{what}_per_step is {found}, no multiple of the {count} processes")
+        raise PastaError(f"{name} is {found}, no multiple of the {count} processes")
     return found
 
 
@@ -124,7 +126,7 @@ class Meter:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
 
-    def add(self, figures: Figures) -> None:
+    def add(self, figures: LossParts) -> None:
         for name, value in figures.items():
             values = value.detach().double().cpu()
             found = torch.stack([values.sum(), torch.tensor(values.numel())])
@@ -208,7 +210,7 @@ class RunTrainer(Trainer, TrainerCallback):
         self._meter.add(figures)
         return loss
 
-    def _computed(self, model: Any, example: Example) -> tuple[Tensor, Figures]:
+    def _computed(self, model: Any, example: Example) -> tuple[Tensor, LossParts]:
         loss, figures = self._loss(label_logprobs(self.model, example.layouts, model), example)
         fills = dict.fromkeys(figures, torch.empty(0))
         return loss * example.scale, figures if example.scale else fills

@@ -53,9 +53,7 @@ def add_lora(model: Any, control: ControlTokens, config: SftConfig) -> Any:
 def _all_layers(model: Any) -> list[str] | str:
     if all(one.ndim < 3 for one in model.parameters()):
         return "all-linear"
-    logging.getLogger(__name__).info(
-        "LoRA is put on attention: the weights of experts stay as they are"
-    )
+    logging.getLogger(__name__).info("LoRA is put on attention: experts stay as they are")
     layers = (name for name, one in model.named_modules() if isinstance(one, torch.nn.Linear))
     return sorted({name.rpartition(".")[2] for name in layers if "attn" in name})
 

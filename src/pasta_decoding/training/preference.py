@@ -1,6 +1,6 @@
 """Stage 2: preference training on sampled answers, in rounds of sample, score, pair and train.
 
-The run folder keeps everything, and every stage goes on from what is there:
+The run folder keeps everything, and each stage resumes:
 
     config.json  prompts.jsonl    settings and prompts
     baseline.jsonl                the sequential baseline's answers
@@ -11,8 +11,7 @@ The run folder keeps everything, and every stage goes on from what is there:
     round-N/train/  round-N/adapter/  checkpoints and metrics; the round's result
     adapter/                      the last round's result
 
-Only scores, pairs and what follows depend on lambda, so runs that differ in it can share the
-rest: `share_samples`.
+Runs that differ in lambda can share samples and parts: `share_samples`.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ from pasta_decoding.training.bonbon import preference_loss, with_references
 from pasta_decoding.training.config import SAMPLING, PreferenceConfig
 from pasta_decoding.training.loop import RunTrainer, processes, training_arguments
 from pasta_decoding.training.lora import save, take_up
-from pasta_decoding.training.run import begin_run, owned, refuse_other_run, tracked
-from pasta_decoding.training.sample import Key, Line, Sample, grown, sample_answers
+from pasta_decoding.training.run import owned, refuse_other_run, tracked, write_settings
+from pasta_decoding.training.sample import Line, Sample, SampleKey, grown, sample_answers
 from pasta_decoding.training.score import ScoreParts
 from pasta_decoding.training.view import Example, tokens_of
 
@@ -55,7 +54,9 @@ log = logging.getLogger(__name__)
 
 
 def engine_of(config: PreferenceConfig, base: Path, adapter: str) -> EngineConfig:
-    names = ("engine", "dtype", "cache_tokens", "device")
+    names = ["engine", "dtype", "cache_tokens"]
+    if config.engine in ("auto", "torch"):  # the others decode on the CPU
+        names.append("device")
     same = {name: getattr(config, name) for name in names}
     return EngineConfig(model=base, join=Joining.kv, **same).of(adapter)
 
@@ -92,7 +93,7 @@ class PreferenceRun:
         loop.examples_per_step(config)
         with owned(out):
             if shared.is_main_process:
-                begin_run(out, config, inputs)
+                write_settings(out, config, inputs)
                 if not config.pairs:
                     keep_prompts(out, prompts)
             for number in range(1, config.rounds + 1):
@@ -148,7 +149,7 @@ class PreferenceRun:
         known = {(one.prompt, one.number): one for one in samples}
         questions = {prompt.id: prompt for prompt in prompts}
 
-        def measured(missing: Sequence[Key]) -> Iterator[Line]:
+        def measured(missing: Sequence[SampleKey]) -> Iterator[Line]:
             free_memory()
             device = self.config.device or default_device()
             baseline, dtype = Path(self.config.baseline), native_dtype(device)

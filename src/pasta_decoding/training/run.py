@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from pasta_decoding.data.lines import locked, read_json, read_lines, refuse_othe
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import write_json
 from pasta_decoding.training.config import Config
+from pasta_decoding.training.loop import processes
 
 Item = TypeVar("Item")
 _ANYWHERE = frozenset({"device", "cache_tokens", "report_to", "try_prompts"})
@@ -31,11 +31,8 @@ def owned(out: Path) -> Iterator[None]:
     """
     from safetensors import SafetensorError
 
-    if os.environ.get("RANK", "0") != "0":
-        yield
-        return
     try:
-        with locked(out):
+        with locked(out) if processes().is_main_process else nullcontext():
             yield
     except (OSError, SafetensorError, RuntimeError) as error:
         # A full disk is any of these, by who noticed it; torch names its writer's source file.
@@ -62,7 +59,7 @@ def identity(config: Config) -> dict[str, Any]:
     return {name: value for name, value in asdict(config).items() if name not in _ANYWHERE}
 
 
-def begin_run(out: Path, config: Config, inputs: Mapping[str, Any] | None = None) -> None:
+def write_settings(out: Path, config: Config, inputs: Mapping[str, Any] | None = None) -> None:
     """Write the settings into the run folder. `inputs`: digests of what they only name, as rows."""
     if inputs is not None:
         write_json(out / "inputs.json", dict(inputs))
@@ -80,5 +77,5 @@ def figures_of(out: Path) -> str:
 
 def tracked(items: Iterable[Item], doing: str, total: int) -> Iterable[Item]:
     """Return the items, and show how far they are: by a bar on a terminal, else once a minute."""
-    interval, silent = 0.1 if sys.stderr.isatty() else 60, os.environ.get("RANK", "0") != "0"
-    return tqdm(items, doing, total, mininterval=interval, disable=silent)
+    interval = 0.1 if sys.stderr.isatty() else 60
+    return tqdm(items, doing, total, mininterval=interval, disable=not processes().is_main_process)

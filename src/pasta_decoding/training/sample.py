@@ -28,7 +28,7 @@ from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.loop import processes, share_of
 from pasta_decoding.training.run import tracked
 
-Key = tuple[str, int]
+SampleKey = tuple[str, int]
 Line = dict[str, Any]
 QUEUED = 16
 """Answers beyond those that fit the engine's cache, so that it is always full."""
@@ -111,7 +111,7 @@ def sample_answers(
             truncated=answer.truncated,
         )
 
-    def sampled(missing: Sequence[Key]) -> Iterator[Line]:
+    def sampled(missing: Sequence[SampleKey]) -> Iterator[Line]:
         decoder, fitting = load(), config.cache_tokens // rules.max_tokens
         with closing(decoder.scheduler()) as scheduler:
             asking = (sample(decoder, scheduler, *key) for key in missing)
@@ -122,7 +122,7 @@ def sample_answers(
 
 
 def grown(
-    path: Path, asked: Sequence[Key], make: Callable[[Sequence[Key]], Iterable[Line]]
+    path: Path, asked: Sequence[SampleKey], make: Callable[[Sequence[SampleKey]], Iterable[Line]]
 ) -> list[Line]:
     """Return a line for each prompt and number asked; those not yet in the file are made.
 

@@ -1,21 +1,19 @@
 """Which of the answers to a prompt is the best and which the worst: efficiency + lambda x quality.
 
-Efficiency is the speedup in steps: the baseline's tokens for the same prompt / critical path. Left
-at that, short answers and chunks that say the same would win. So an answer is credited with
-min(own tokens, baseline's tokens), and own tokens are those outside of idle chunks, which repeat a
-sibling or the main text, and no more than the share of four-word runs that are new.
+Efficiency is the speedup in steps: the baseline's tokens for the prompt / critical path. By that
+alone, short answers and chunks that say the same would win. So an answer is credited with min(own
+tokens, baseline's tokens). Own tokens leave out idle chunks, which repeat a sibling or the main
+text, and are at most the share of four-word runs that are new.
 
-Quality is standardised once a round: one unit of lambda is that multiple of it whose spread among
-the finished answers to one prompt (pooled) is `QUALITY_SPREAD` times the efficiency's. With one
-half, lambda 1 weighs speed twice as much as quality, 2 both the same; infinity is quality alone.
+Quality is scaled once a round: its spread among the finished answers to one prompt (pooled) becomes
+`QUALITY_SPREAD` times the efficiency's. With one half, lambda 1 weighs speed twice as much as
+quality, 2 both the same; infinity is quality alone.
 
-Length control: the pooled slope of the score over log length within prompts is subtracted, so that
-on the whole the best are no shorter than the worst. Lengths count as within a factor of two of the
-prompt's median there.
+Length control subtracts the pooled slope of the score over log length within prompts. Lengths count
+as within a factor of two of the prompt's median.
 
-An unsound answer, which a limit cut or which has an empty list item, is never the best. It is the
-worst as often as such were sampled, drawn by the prompt's hash. Cut answers are the longest: always
-the worst, they would teach brevity; never, nothing would say that an answer ends (docs/log.md).
+An unsound answer (cut by a limit, or with an empty list item) is never the best. It is the worst as
+often as such were sampled, drawn by the prompt's hash: docs/log.md says why.
 """
 
 from __future__ import annotations

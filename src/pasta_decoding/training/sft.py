@@ -38,13 +38,15 @@ from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree, has_chunk, read, s
 from pasta_decoding.models.checkpoint import FILE_NAME, ControlTokens
 from pasta_decoding.models.load import Loaded, holds_weights, load_base
 from pasta_decoding.models.prompt import PromptEncoder
+from pasta_decoding.models.template import Message
+from pasta_decoding.runtime.asking import FAILURES
 from pasta_decoding.runtime.decoder import decoder_over
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.loop import RunTrainer, filled, processes, training_arguments
 from pasta_decoding.training.lora import add_lora, in_4bit, recompute_activations, save, take_up
-from pasta_decoding.training.run import begin_run, figures_of, owned, refuse_other_run
-from pasta_decoding.training.view import Example, Figures, pack, tokens_of
+from pasta_decoding.training.run import figures_of, owned, refuse_other_run, write_settings
+from pasta_decoding.training.view import Example, LossParts, pack, tokens_of
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +86,7 @@ def train_sft(
     )
     with owned(out):
         if arguments.should_save:
-            begin_run(out, config, inputs)
+            write_settings(out, config, inputs)
         trainer = RunTrainer(
             loaded.model,
             partial(label_loss, control_ids=sorted(loaded.checkpoint.control.ids)),
@@ -99,7 +101,7 @@ def train_sft(
             log.info("finished: %s", figures_of(out))
             if config.try_prompts and weights is None and not config.plain:
                 asked = (held_out or rows)[: config.try_prompts]
-                log.info(tried(loaded, [row.instruction for row in asked]))
+                log.info(trial_line(loaded, [row.conversation for row in asked]))
     # Where one process ends badly the launcher ends all: not while the main one writes.
     shared.wait_for_everyone()
     return adapter
@@ -220,8 +222,7 @@ def compile_answer(
 def segments_of(tree: Tree, control: ControlTokens, encoder: PromptEncoder) -> list[Segment]:
     """Encode an annotated response piece by piece; no token ever spans a tag.
 
-    Promises say the lengths that the chunks have in these tokens, whoever annotated it and with
-    which tokenizer: the numbers of the text form are advice.
+    Promises say the chunks' lengths in these tokens, whatever lengths the annotation names.
     """
     segments: list[Segment] = []
     encode = partial(encoder.encode_text, behind=True)
@@ -243,7 +244,7 @@ def segments_of(tree: Tree, control: ControlTokens, encoder: PromptEncoder) -> l
 
 def label_loss(
     logprobs: Sequence[Tensor], example: Example, *, control_ids: Sequence[int]
-) -> tuple[Tensor, Figures]:
+) -> tuple[Tensor, LossParts]:
     """Return the cross entropy of a pack, in sum; nats of text and control tokens apart."""
     nats_L = -torch.cat(list(logprobs))
     label_L = torch.tensor(example.labels, device=nats_L.device)
@@ -274,12 +275,16 @@ def shared_out(packs: Sequence[Sequence[Layout]], per_step: int, processes: int)
     return filled(found, per_step, processes)
 
 
-def tried(loaded: Loaded, prompts: Sequence[str]) -> str:
-    """Answer the prompts greedily; return in a line how many have promises, and tokens a step."""
+def trial_line(loaded: Loaded, conversations: Sequence[Sequence[Message]]) -> str:
+    """Answer greedily; return in a line how many have promises, and tokens a step, or why not."""
     loaded.model.eval()
-    decoder = decoder_over(TorchEngine(loaded.model, cache_tokens=4096), loaded)
     rules, greedy = Rules(max_tokens=200), SamplingParams(temperature=0.0)
-    answers = [decoder.answer(decoder.request(one, rules, greedy)) for one in prompts]
+    try:
+        decoder = decoder_over(TorchEngine(loaded.model, cache_tokens=4096), loaded)
+        prompts = [decoder.prompt_ids(one, rules.max_tokens) for one in conversations]
+        answers = [decoder.answer(decoder.request(one, rules, greedy)) for one in prompts]
+    except FAILURES as error:
+        return f"the adapter was not tried: {error}"
     promising = sum("<promise" in answer.annotated for answer in answers)
     said = [(decoder.plain_tokens(answer.text), answer.critical_path) for answer in answers]
     speeds = [tokens_per_step(*tokens_and_steps) for tokens_and_steps in said]

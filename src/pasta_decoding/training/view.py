@@ -128,8 +128,8 @@ class Example:
         return [label for one in self.layouts for label in one.label if label is not None]
 
 
-Figures = dict[str, Tensor]
-Loss = Callable[[Sequence[Tensor], Example], tuple[Tensor, Figures]]
+LossParts = dict[str, Tensor]
+Loss = Callable[[Sequence[Tensor], Example], tuple[Tensor, LossParts]]
 """Takes the log-probabilities of each layout of an example; returns its loss, and figures.
 
 What is minimised is the mean over the examples of a step. The metrics have the figures' means.
@@ -162,11 +162,9 @@ def label_logprobs(model: Any, layouts: Sequence[Layout], call: Any = None) -> l
     return list(torch.split(logprobs_L, labels))
 
 
-def score_layouts(
-    model: Any, layouts: Sequence[Layout], *, pack_tokens: int | None = None
-) -> Iterator[Tensor]:
+def score_layouts(model: Any, layouts: Sequence[Layout]) -> Iterator[Tensor]:
     """Yield `label_logprobs` of each layout in order, many in one forward pass, no gradients."""
-    for together in pack(layouts, pack_tokens or (1024 if model.device.type == "cpu" else 4096)):
+    for together in pack(layouts, 1024 if model.device.type == "cpu" else 4096):
         with torch.inference_mode():
             scored = label_logprobs(model, together)
         yield from (logprobs_L.cpu() for logprobs_L in scored)

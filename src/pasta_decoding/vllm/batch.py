@@ -28,7 +28,7 @@ UNKNOWN = -1
 
 @dataclass
 class Served:
-    """The tokenizer of the model that is served, with the control tokens of whoever asked last.
+    """The tokenizer of the model that is served, with the control tokens of the last request.
 
     size: the number of logits.
     """

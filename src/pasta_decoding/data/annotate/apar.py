@@ -1,11 +1,10 @@
 """Find the parts of a plain response by APAR's rules: what follows a title or a first sentence.
 
-This makes the training data of a baseline. APAR (Liu et al. 2024, arXiv:2401.06761) takes parts to
-be independent wherever the layout looks like it. Of every list item the title stays in the parent,
-and the detail goes to a child thread; in a response without such a list the first sentence of every
-paragraph stays. The parent goes on at once, and nobody ever sees a child. Our language says that
-without topics and without syncs: train with `topic: none` under `shared-max`, where a child goes on
-at its parent's next position, as in APAR.
+This makes the training data of a baseline, APAR (Liu et al. 2024, arXiv:2401.06761). The title of
+each list item stays in the parent, and the detail goes to a child thread; without such a list, the
+first sentence of each paragraph stays. The parent goes on at once and never sees a child: our
+language without topics and syncs. Train with `topic: none` under `shared-max`, where a child goes
+on at its parent's next position, as in APAR.
 
 The limits are those of the published scripts (THUDM/APAR, commit 76b64e6). What differs:
 - A fork is two tokens instead of one, and the second one tells the length of the chunk.

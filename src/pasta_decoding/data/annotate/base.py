@@ -22,7 +22,7 @@ MAX_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Annotated:
+class AnnotatedRow:
     """What became of one row.
 
     row:      the response in the text form; the plain one if `rejected` says why.
@@ -35,7 +35,7 @@ class Annotated:
     cost: Mapping[str, float] = field(default_factory=dict)
 
 
-Annotate = Callable[[Iterable[Row]], Iterator[Annotated]]
+Annotate = Callable[[Iterable[Row]], Iterator[AnnotatedRow]]
 """An annotator: one result a plain row, in whatever order they are done.
 
 Taking the tags out again gives the responses exactly.
@@ -58,19 +58,19 @@ FindParts = Callable[[str], Iterable[Part]]
 """A rule: the parts of a plain response in order. `pasta annotate --with module:function`."""
 
 
-def reject(row: Row, reason: str, cost: Mapping[str, float] | None = None) -> Annotated:
+def reject(row: Row, reason: str, cost: Mapping[str, float] | None = None) -> AnnotatedRow:
     """Return a plain row as it stays: in the text form, in which literal tags are escaped."""
     text = show((Span(row.response),) if row.response else ())
-    return Annotated(replace(row, response=text), reason, cost or {})
+    return AnnotatedRow(replace(row, response=text), reason, cost or {})
 
 
 def by_rule(
     find_parts: FindParts, count_tokens: Callable[[str], int], rows: Iterable[Row]
-) -> Iterator[Annotated]:
+) -> Iterator[AnnotatedRow]:
     """Annotate by a rule. Raises PastaError for parts that are none."""
     for row in rows:
         tree = tuple(_promised(row, find_parts(row.response), count_tokens))
-        yield Annotated(replace(row, response=show(tree)))
+        yield AnnotatedRow(replace(row, response=show(tree)))
 
 
 def _promised(
@@ -102,7 +102,7 @@ def run_job(
     out: Path,
     settings: Mapping[str, Any],
     tick: Callable[[int], object] = lambda _: None,
-) -> list[Annotated]:
+) -> list[AnnotatedRow]:
     """Annotate the rows that are not in the journal yet, write OUT, and return all in order.
 
     settings: what the outcome depends on, as JSON holds it. Raises PastaError if the journal was
@@ -110,7 +110,7 @@ def run_job(
     """
     if not out.parent.is_dir():  # before anything is paid for
         raise PastaError(f"cannot write {out}: No such file or directory")
-    journal = journal_path(out)
+    journal = out.with_name(f"{out.name}.partial")  # the finished rows until all are there
     done = _read_journal(journal, settings, {row.id: row for row in rows})
     tick(len(done))
     missing = [row for row in rows if row.id not in done]
@@ -127,7 +127,7 @@ def run_job(
 
 def _screened(
     rows: Iterable[Row], annotate: Annotate, count_tokens: Callable[[str], int]
-) -> Iterator[Annotated]:
+) -> Iterator[AnnotatedRow]:
     """Keep from an annotator what it is not for: responses without text, and huge ones."""
     fit: list[Row] = []
     for row in rows:
@@ -140,14 +140,9 @@ def _screened(
     yield from annotate(fit)
 
 
-def journal_path(out: Path) -> Path:
-    """Return where the finished rows of a job are until all are."""
-    return out.with_name(f"{out.name}.partial")
-
-
 def _read_journal(
     path: Path, settings: Mapping[str, Any], rows: Mapping[str, Row]
-) -> dict[str, Annotated]:
+) -> dict[str, AnnotatedRow]:
     """Return the finished results of `rows` by id; begin the journal if there is none."""
     hint = f"Remove it to start again: rm {path}"
     lines = read_lines(path, resume=True, hint=hint)
@@ -157,7 +152,7 @@ def _read_journal(
     try:
         refuse_other_settings(path, dict(lines[0]["settings"]), settings, hint=hint)
         return {
-            one["id"]: Annotated(
+            one["id"]: AnnotatedRow(
                 replace(rows[one["id"]], response=one["response"]), one["rejected"], one["cost"]
             )
             for one in lines[1:]

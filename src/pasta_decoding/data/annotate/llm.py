@@ -14,7 +14,7 @@ from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 
-from pasta_decoding.data.annotate.base import Annotated, reject
+from pasta_decoding.data.annotate.base import AnnotatedRow, reject
 from pasta_decoding.data.endpoint import Endpoint, EndpointError, Message, chat, open_client
 from pasta_decoding.data.rows import Row, read_rows
 from pasta_decoding.lang.check import check
@@ -97,13 +97,13 @@ def _difference(text: str, core: str) -> str:
     )
 
 
-Outcome = tuple[Annotated, EndpointError | None]
+Outcome = tuple[AnnotatedRow, EndpointError | None]
 """What became of a row, and why the endpoint did not answer if it did not."""
 
 
 def by_endpoint(
     endpoint: Endpoint, count_tokens: Callable[[str], int], rows: Iterable[Row]
-) -> Iterator[Annotated]:
+) -> Iterator[AnnotatedRow]:
     """Annotate by asking about several rows at the same time, and checking the answers.
 
     The costs of a row: `requests` (tries included), `prompt_tokens`, `completion_tokens`, and
@@ -111,7 +111,7 @@ def by_endpoint(
     if no request can succeed, or if many rows one after the other were not answered; these are not
     yielded.
     """
-    unanswered: list[Annotated] = []
+    unanswered: list[AnnotatedRow] = []
     limit = max(_UNANSWERED_ROWS, 2 * endpoint.concurrency)
     with asyncio.Runner() as runner:
         outcomes = _outcomes(endpoint, rows, count_tokens)
@@ -164,7 +164,7 @@ async def _annotate_row(
         cost.update(spent)
         try:
             annotated = accept(text, row.response, count_tokens)
-            return Annotated(replace(row, response=annotated), cost=cost), None
+            return AnnotatedRow(replace(row, response=annotated), cost=cost), None
         except AnswerError as error:
             if not again:
                 return reject(row, error.kind, cost), None
