@@ -106,14 +106,14 @@ def http_server(app: FastAPI, backends: Sequence[Backend], drain_seconds: float 
 
     drain_seconds: how long answers may go on once it is told to stop.
     """
-    Connection.most = connection_limit()
+    most = connection_limit()
     config = uvicorn.Config(
         app,
-        http=Connection,
+        http=type("Connection", (Connection,), {"most": most}),
         ws="none",
         log_level="warning",
         access_log=False,
-        backlog=max(8, Connection.most // 2),  # accepted before the first of them can be closed
+        backlog=max(8, most // 2),  # accepted before the first of them can be closed
         server_header=False,
         timeout_graceful_shutdown=math.ceil(drain_seconds + GRACE_S),
     )
