@@ -141,7 +141,7 @@ def test_samples_come_from_the_seed_of_torch(folder: Path, model: Any) -> None:
     [
         ({"num_beams": 2}, "beam search cannot be done in parallel"),
         ({"prompt_lookup_num_tokens": 3}, "assisted generation cannot be done"),
-        ({"suppress_tokens": [1, 60]}, "suppress_tokens names"),
+        ({"suppress_tokens": [1, 60]}, "suppress_tokens 1 is not applied"),
         ({"no_repeat_ngram_size": 2}, "NoRepeatNGramLogitsProcessor is not applied"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is not returned"),
     ],

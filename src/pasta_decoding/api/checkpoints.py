@@ -77,9 +77,8 @@ def default_adapter(
 ) -> str:
     """Return the adapter that commands take where none is named: $PASTA_ADAPTER, else one of two.
 
-    The large model's where this machine has room for it; a line says what it lacks.
-
-    config: on which engine. None is for pulling: it does not matter which model is there already.
+    The large model's where this machine has room for it; a line says what it lacks. Without a
+    `config`, for pulling, it does not matter which model is there already.
     """
     from pasta_decoding.engines.native import find_compiler
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.model import Model
@@ -31,6 +33,8 @@ _UNDERSTOOD = {
 }  # fmt: skip
 _ASKED_FOR = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 _SEEDS = 2**31
+_KEPT: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
+"""What a model's decoder was made of, and the decoder without its engine, which holds the model."""
 
 
 def generate(model: Any, inputs: Any = None, **arguments: Any) -> Any:
@@ -146,16 +150,20 @@ def _decoder(model: Any, tokenizer: Any, config: Any, inputs: Any) -> Iterator[L
     from pasta_decoding.engines.torch import TorchEngine
     from pasta_decoding.runtime.decoder import decoder_over
 
-    loaded = _loaded(model, tokenizer, config)
-    if others := set(config.suppress_tokens or ()) - loaded.checkpoint.control.ids:
-        raise PastaError(
-            f"suppress_tokens names {min(others)}, and is not applied in parallel decoding"
-        )
+    made_of = (model.name_or_path, tokenizer, config.eos_token_id)
+    known, kept = _KEPT.get(model, (None, None))
+    loaded = None if known == made_of else _loaded(model, tokenizer, config)
+    control = kept.vocabulary.control if loaded is None else loaded.checkpoint.control
+    if others := set(config.suppress_tokens or ()) - control.ids:
+        raise PastaError(f"suppress_tokens {min(others)} is not applied in parallel decoding")
     attention = model.config._attn_implementation
     trained = [(module, module.training) for module in model.modules()]
     tokens = 2 * len(inputs) * config.max_length + Rules().max_chunks  # enough for a text join
     try:
-        yield decoder_over(TorchEngine(model, cache_tokens=tokens), loaded)
+        engine = TorchEngine(model, cache_tokens=tokens)
+        decoder = replace(kept, engine=engine) if loaded is None else decoder_over(engine, loaded)
+        _KEPT[model] = made_of, replace(decoder, engine=None)
+        yield decoder
     finally:
         model.set_attn_implementation(attention)
         for module, training in trained:

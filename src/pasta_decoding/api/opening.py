@@ -1,6 +1,6 @@
 """From a name to a model that answers: which engine is taken, and how each one is opened.
 
-A new engine is a file in `engines/` and an entry of `ENGINES`.
+A new engine is a file in `engines/`, an entry of `ENGINES`, and a place in `choose_engine`.
 """
 
 from __future__ import annotations

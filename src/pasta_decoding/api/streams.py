@@ -24,7 +24,6 @@ Start = Callable[[Listener], Cancel]
 """Hands a request in and returns what cancels it; its news go to the listener."""
 
 Pick = Callable[[Progress], Iterable[Item]]
-"""What a stream yields of some progress."""
 
 
 def text_of(progress: Progress) -> Iterable[str]:

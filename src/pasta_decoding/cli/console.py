@@ -25,7 +25,6 @@ COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 say = logging.getLogger("pasta_decoding.cli").info
 """Reports to the user, on standard error."""
 bar = partial(tqdm, leave=False, disable=None)
-"""A bar on standard error, if that is a terminal."""
 
 
 def cache_folder() -> Path:

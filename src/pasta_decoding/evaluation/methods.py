@@ -1,7 +1,7 @@
 """The methods of `eval generate`: how they are named, and how each answers a question.
 
-A method answers by a generator, which returns the record of the question. It knows no clock and no
-scheduler, so that the same lines run alone, for timing, and beside other questions, for throughput.
+A method answers by a generator, which returns the record of the question. It knows no clock: the
+same lines run alone, for timing, and beside other questions, for throughput.
 """
 
 from __future__ import annotations
@@ -37,17 +37,13 @@ Ask = Callable[[Sequence[Request]], Asking[list[Answer]]]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way of answering with a model. `ask` raises PastaError if it cannot ask a question.
-
-    Its records have no `seconds`: it cannot know the time.
-    """
+    """A way of answering with a model. `ask` raises PastaError if it cannot ask a question."""
 
     decoder: Decoder
     ask: Callable[[Question, Ask], Asking[Record]]
 
 
 NAMES = ("sequential", "pasta", "sot", "apar", "hf", "lookup")
-"""The methods; `hf` is the baseline of `lookup`."""
 TRAINED = ("pasta", "apar")
 OF_HF = ("hf", "lookup")
 """Those that transformers' own `generate` computes."""

@@ -100,8 +100,8 @@ def _invalid(problem: Mapping[str, Any]) -> ApiError:
         return ApiError(400, f"{name} is not supported", param=name, code="unsupported_parameter")
     # As one would write it, messages[0].role, without the kinds of values that a field may have.
     parts = [one for one in place if isinstance(one, int) or one in FIELDS]
-    where = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in parts)[1:]
-    what = str(problem["msg"]).removeprefix("Value error, ")
+    where = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in parts)
+    where, what = where.removeprefix("."), str(problem["msg"]).removeprefix("Value error, ")
     return ApiError(400, f"{where}: {what}" if where else what, param=where or None)
 
 

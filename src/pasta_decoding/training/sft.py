@@ -54,9 +54,8 @@ log = logging.getLogger(__name__)
 def train_sft(
     config: SftConfig, rows: Sequence[Row], *, base: Path, out: Path, held_out: Sequence[Row] = ()
 ) -> Path:
-    """Train, resuming if `out` holds this run, and return the folder of the finished adapter.
+    """Train, or resume the run in `out`; return the folder of the finished adapter.
 
-    A run that is finished is left as it is, and its figures are said again.
     held_out: rows whose loss is measured on the way.
 
     Under `accelerate launch` every process calls this, and all must see `out`; the main one writes,
