@@ -40,7 +40,7 @@ def cells(model: pasta.Model) -> int:
     assert isinstance(model.decoder, LocalDecoder)
     if model._worker is None:
         return model.decoder.engine.slots_in_use
-    return model._worker.activity.cells
+    return model._worker.activity.slots
 
 
 def test_an_answer_says_what_it_is_and_what_it_took(model: pasta.Model) -> None:

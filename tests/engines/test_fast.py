@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pasta_decoding.engines.base import Branch, Feed, FloatArray
-from pasta_decoding.engines.decoder import dense as merged_dense
 from pasta_decoding.engines.fast import FastEngine
+from pasta_decoding.engines.layers import dense as merged_dense
 from pasta_decoding.engines.native import PACKED, NativeLinear, library
 from pasta_decoding.engines.weights import Linear, ModelWeights, stored
 from pasta_decoding.errors import PastaError

@@ -126,7 +126,7 @@ def play(rules: Rules, wants: Wants, *, stop_after: int | None = None, **about: 
     played = play_steps(rules, wants, stop_after, **about)
     if not played.interpreter.finished:
         played.steps.append([])
-        played.do(played.interpreter.stop())
+        played.do(played.interpreter.cut_off())
     assert isinstance(played.actions[-1], Finished)
     assert played.interpreter.finished
     return played

@@ -48,11 +48,11 @@ def test_what_is_free_makes_answers_wider_and_lets_them_write_ahead() -> None:
 
 
 def test_under_the_text_join_a_load_counts_what_is_fed_again() -> None:
-    assert resources_of(sized(5, 30), joining=Joining.text) == ResourceRequest(cells=35, branches=1)
+    assert resources_of(sized(5, 30), joining=Joining.text) == ResourceRequest(slots=35, branches=1)
     parallel = sized(5, 30, max_threads=4)
     parallel = replace(parallel, rules=replace(parallel.rules, max_chunks=8))
     twice = resources_of(parallel, joining=Joining.text)
-    assert twice == ResourceRequest(cells=5 + 30 + 30 + 8, branches=3)
+    assert twice == ResourceRequest(slots=5 + 30 + 30 + 8, branches=3)
     engine = ScriptedEngine(ENDLESS, SIZE, max_slots=70)
     with pytest.raises(PastaError, match=r"fed again by text joins \(73 in all\), do not fit"):
         check_request(parallel, engine, Joining.text)
@@ -96,7 +96,7 @@ def test_everyone_gets_in_and_in_order_however_narrow_it_is(
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (sized(11, 40), "a prompt of 11 tokens and an answer of up to 40 .* the engine's 50 cells"),
+        (sized(11, 40), "a prompt of 11 tokens and an answer of up to 40 .* the engine's 50 slots"),
         (sized(10, 91), "a prompt of 10 tokens and an answer of up to 91 .* 100 positions"),
         (sized(10, 40, max_threads=8), "an answer of up to 3 branches .* the engine's 2"),
         (sized(0, 40), "the prompt is empty"),

@@ -96,7 +96,7 @@ def test_a_few_tokens_alike_are_not_worth_it_and_without_the_switch_nothing_is_s
     stem, bare = LONG[:15], Scheduler(engine, VOCABULARY, SCHEME)
     assert fed(keeping(engine), asking(*stem, A, B), asking(*stem, B, C)) == [17, 17]
     assert fed(bare, asking(*LONG), asking(*LONG)) == [40, 40]
-    assert bare.activity.kept_cells == 0
+    assert bare.activity.kept_slots == 0
 
 
 # What is kept
@@ -106,11 +106,11 @@ def test_what_is_kept_goes_as_soon_as_a_request_needs_the_room() -> None:
     engine = ScriptedEngine(ENDLESS, SIZE, max_slots=100, max_branches=4)
     scheduler = keeping(engine)
     fed(scheduler, asking(*LONG, A, max_tokens=5, parallel=False))
-    assert scheduler.activity.kept_cells == engine.slots_in_use == 46
+    assert scheduler.activity.kept_slots == engine.slots_in_use == 46
     one = scheduler.add(asking(*LONG, *LONG[1:], A, max_tokens=20, parallel=False))
     scheduler.step()
     assert scheduler.activity.running == 1
-    assert scheduler.activity.kept_cells == 0
+    assert scheduler.activity.kept_slots == 0
     (answer,) = finish(scheduler, [one])
     assert (answer.hit_limit, answer.trace.prefilled_tokens) == (True, 80)
 
@@ -120,13 +120,13 @@ def test_it_takes_at_most_half_of_the_cells_and_some_branches_the_oldest_go_firs
     scheduler = keeping(engine)
     for number in range(MOST_KEPT + 8):
         fed(scheduler, asking(*prompt_of(number, 30), A, max_tokens=2, parallel=False))
-    assert scheduler.activity.kept_cells == 33 * MOST_KEPT
+    assert scheduler.activity.kept_slots == 33 * MOST_KEPT
     engine = ScriptedEngine(ENDLESS, SIZE, max_slots=200)
     scheduler = keeping(engine)
     for number in (1, 2, 3, 1, 4, 1):
         last = fed(scheduler, asking(*prompt_of(number, 30), A, max_tokens=2, parallel=False))
     assert last == [1]
-    assert scheduler.activity.kept_cells == engine.slots_in_use == 99
+    assert scheduler.activity.kept_slots == engine.slots_in_use == 99
 
 
 def test_who_begins_another_is_not_kept_beside_it() -> None:
@@ -135,9 +135,9 @@ def test_who_begins_another_is_not_kept_beside_it() -> None:
     for ids in ((A, B, C), (A, B, C, A), (A, B), (B, C)):
         kept.keep(PrefixEntry(ids, branch_of(engine, ids)))
     assert [one.ids for one in kept._kept] == [(A, B, C, A), (B, C)]
-    assert engine.slots_in_use == kept.cells == 6
+    assert engine.slots_in_use == kept.slots == 6
     kept.make_room(ResourceRequest(10**6, 10**6))
-    assert kept.cells == 6, "this engine has room for everything"
+    assert kept.slots == 6, "this engine has room for everything"
     kept.close()
     assert engine.slots_in_use == 0
 
@@ -200,6 +200,6 @@ def test_answers_are_the_same_and_in_the_end_everything_is_free(
     answers = finish(scheduler, added)
     for number, answer in zip(added.values(), answers, strict=True):
         assert_same(answer, alone(name, number, joining))
-    assert engine.slots_in_use == scheduler.activity.kept_cells <= 150
+    assert engine.slots_in_use == scheduler.activity.kept_slots <= 150
     scheduler.close()
     assert engine.slots_in_use == 0

@@ -96,7 +96,7 @@ class Running:
         """Wait until nothing is held and nobody is waiting; fails if that does not come."""
         until(lambda: self.backend.unended == 0)
         engine = self.decoder.engine
-        until(lambda: engine.slots_in_use == self.backend.activity.kept_cells)
+        until(lambda: engine.slots_in_use == self.backend.activity.kept_slots)
 
 
 @contextmanager

@@ -4,8 +4,8 @@ It computes over weights of 32, 16, 8 or 4 bits, and an adapter beside them, in 
 C++ code a row's result does not depend, to the bit, on the other rows of its step, nor on where its
 prompt was cut. Every other model goes to the torch engine, which is the reference.
 
-Shapes: Q tokens of the pass, F of them with logits, I width of the model, D half of a head's width,
-N feeds, V vocabulary.
+Shapes: Q tokens of the pass, F of them with logits, I width of the model, P pairs of a
+head's numbers that rotate together, N feeds, V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch import Tensor
 
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
-from pasta_decoding.engines.decoder import AttentionMetadata, TorchDecoder
 from pasta_decoding.engines.kv_cache import Batch, CachedEngine
-from pasta_decoding.engines.native import NativeDecoder, library
+from pasta_decoding.engines.layers import AttentionMetadata, TorchLayers
+from pasta_decoding.engines.native import NativeLayers, library
 from pasta_decoding.engines.support import attention_windows, refuse_large_cache, rope_types
 from pasta_decoding.engines.weights import ModelWeights
 from pasta_decoding.errors import PastaError
@@ -75,9 +75,9 @@ def frequencies(weights: ModelWeights, kind: str) -> tuple[Tensor, float]:
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, layer_type=kind if nested else None)
-    pair_D = torch.arange(0, weights.head_width, 2, dtype=torch.float32) / weights.head_width
-    frequency_D = rope["rope_theta"] ** -pair_D
-    return frequency_D if factors is None else frequency_D / factors, 1.0
+    pair_P = torch.arange(0, weights.head_width, 2, dtype=torch.float32) / weights.head_width
+    frequency_P = rope["rope_theta"] ** -pair_P
+    return frequency_P if factors is None else frequency_P / factors, 1.0
 
 
 class FastEngine(CachedEngine):
@@ -109,10 +109,10 @@ class FastEngine(CachedEngine):
         self._windows = attention_windows(config)
         self._frequencies = {kind: frequencies(weights, kind) for kind in self._windows}
         built = None if operators is None else library(operators)
-        self._decoder = (
-            TorchDecoder(weights, self._slots)
+        self._layers = (
+            TorchLayers(weights, self._slots)
             if built is None
-            else NativeDecoder(built, weights, self._slots)
+            else NativeLayers(built, weights, self._slots)
         )
         self.name = f"fast {'float32' if built is None else weights.form}"
 
@@ -127,12 +127,12 @@ class FastEngine(CachedEngine):
             return np.empty((0, self.vocabulary_size), dtype=np.float32)
         positions_Q1 = torch.tensor(batch.positions, dtype=torch.float32)[:, None]
         kinds = {}
-        for kind, (frequency_D, scale) in self._frequencies.items():
+        for kind, (frequency_P, scale) in self._frequencies.items():
             # By float64, so that no split of the work shows in cosine and sine.
-            angle_QD = (positions_Q1 * frequency_D).double()
-            cos_QD, sin_QD = ((one * scale).float() for one in (angle_QD.cos(), angle_QD.sin()))
-            kinds[kind] = AttentionMetadata(cos_QD, sin_QD, *slot_table(batch, self._windows[kind]))
-        hidden_QI = self._decoder(self._weights.embed(batch.ids), kinds)
+            angle_QP = (positions_Q1 * frequency_P).double()
+            cos_QP, sin_QP = ((one * scale).float() for one in (angle_QP.cos(), angle_QP.sin()))
+            kinds[kind] = AttentionMetadata(cos_QP, sin_QP, *slot_table(batch, self._windows[kind]))
+        hidden_QI = self._layers(self._weights.embed(batch.ids), kinds)
         hidden_FI = hidden_QI[torch.tensor(batch.wanted, dtype=torch.long)]
-        logits_FV: FloatArray = self._decoder.head(hidden_FI).numpy()
+        logits_FV: FloatArray = self._layers.head(hidden_FI).numpy()
         return logits_FV if batch.order is None else logits_FV[batch.order]

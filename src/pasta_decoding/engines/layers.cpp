@@ -1,4 +1,4 @@
-// A pass through a decoder's layers: decoder.py is the formula.
+// A pass through a decoder's layers: layers.py is the formula.
 
 #include "decoder.h"
 

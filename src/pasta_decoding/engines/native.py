@@ -20,7 +20,7 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 from torch.nn import functional
 
-from pasta_decoding.engines.decoder import AttentionMetadata
+from pasta_decoding.engines.layers import AttentionMetadata
 from pasta_decoding.engines.weights import Linear, ModelWeights, stored
 from pasta_decoding.files import scratch, writable, written_whole
 from pasta_decoding.gguf_file import GgufTensor
@@ -110,8 +110,8 @@ class NativeLinear:
         return out_QO
 
 
-class NativeDecoder:
-    """Does as `TorchDecoder`, with weights as they are, and adapters beside them."""
+class NativeLayers:
+    """Does as `TorchLayers`, with weights as they are, and adapters beside them."""
 
     def __init__(self, library: Any, weights: ModelWeights, slots_2LGSD: Tensor) -> None:
         config, (_, count, kv_heads, slots, head_width) = weights.config, slots_2LGSD.shape
@@ -159,16 +159,15 @@ def find_compiler() -> str | None:
 @cache
 def library(folder: Path) -> Any:
     """Return the C++ code, built now unless `folder` holds it; None if it cannot be built."""
-    slow = "steps of the fast engine take several times as long"
     if (compiler := find_compiler()) is None:
-        _log.warning("%s: there is no C++ compiler (install g++)", slow)
+        _log.warning("the engine fast is slow here: there is no C++ compiler (install g++)")
         return None
     try:
         found = _loaded(compiler, folder)
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         reason = next(iter(said.strip().splitlines()), "")
-        _log.warning("%s: no operators could be built (%s)", slow, reason)
+        _log.warning("the engine fast is slow here: no operators could be built (%s)", reason)
         return None
     rows, count = ctypes.POINTER(_Rows), ctypes.c_int
     for name, types in {

@@ -28,7 +28,7 @@ from pasta_decoding.engines.support import refuse_unsupported
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 FEW = (1, 8, 64)
-"""How many rows of a padded pass have logits: so many, or all."""
+"""How many rows of a padded pass have logits: one of these, or all."""
 MOST = SIZES[-1]
 HEADER = 6 * MOST
 """A pass's inputs begin with `MOST` numbers each: ids, positions, slots written, where each row's
@@ -104,7 +104,7 @@ class TorchEngine(CachedEngine):
         inputs = np.concatenate([header.ravel(), lists])
         if len(inputs) > len(self._inputs):
             self._take_inputs(2 * len(lists))
-        self._inputs[: len(inputs)] = sent(inputs, self._device)
+        self._inputs[: len(inputs)] = to_device(inputs, self._device)
         # A copy: the next replay writes to the same memory.
         logits_FV = self._run(size, kept)
         return logits_FV[: len(wanted_F)].to(torch.float32, copy=True)
@@ -158,7 +158,7 @@ class TorchEngine(CachedEngine):
         return logits_FV
 
 
-def sent(numbers: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+def to_device(numbers: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     """Copy to the device without waiting for what it does."""
     held = torch.from_numpy(numbers)
     return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held

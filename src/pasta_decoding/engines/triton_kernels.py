@@ -15,7 +15,7 @@ from torch import Tensor
 from pasta_decoding.engines.attention import SlotRows
 
 PROGRAMS = 256
-"""A list is split until there are about so many programs: a GPU has about half as many cores."""
+"""A list is split until there are about this many programs: a GPU has about half as many cores."""
 MOST_SPLITS = 16
 
 

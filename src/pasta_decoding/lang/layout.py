@@ -158,7 +158,7 @@ def in_reading_order(segments: Sequence[Segment], async_close: int) -> tuple[int
 
 
 @dataclass(slots=True)
-class _Row:
+class _Token:
     token: int
     thread: int
     position: int
@@ -173,9 +173,9 @@ class _Builder:
     scheme: Scheme
     async_close: int
     first_step: int = 0
-    rows: list[_Row] = field(default_factory=list)
-    main: list[_Row] = field(default_factory=list)
-    open_chunks: list[list[_Row]] = field(default_factory=list)
+    tokens: list[_Token] = field(default_factory=list)
+    main: list[_Token] = field(default_factory=list)
+    open_chunks: list[list[_Token]] = field(default_factory=list)
     threads: int = 0
     next_position: int = 0
     promised: int | None = None
@@ -190,7 +190,7 @@ class _Builder:
             self.main[-1].label = end
         self._make_visible(len(self.main))
         columns = ("token", "thread", "position", "visible_until", "visible_from", "label", "step")
-        return Layout(*(tuple(getattr(row, name) for row in self.rows) for name in columns))
+        return Layout(*(tuple(getattr(one, name) for one in self.tokens) for name in columns))
 
     def _add(self, segment: Segment) -> None:
         assert (self.promised is not None) == isinstance(segment, ChunkRun), (
@@ -216,9 +216,9 @@ class _Builder:
     def _append_main(self, token: int, position: int, *, step: int, chosen: bool) -> None:
         if self.main and chosen:
             self.main[-1].label = token
-        row = _Row(token, MAIN, position, len(self.main), len(self.main), step)
-        self.rows.append(row)
-        self.main.append(row)
+        added = _Token(token, MAIN, position, len(self.main), len(self.main), step)
+        self.tokens.append(added)
+        self.main.append(added)
         self.next_position = position + 1
 
     def _add_chunk(self, ids: Sequence[int], *, closed: bool) -> None:
@@ -228,10 +228,10 @@ class _Builder:
         self.threads += 1
         labels = [*ids[1:], self.async_close if closed else None]
         chunk = [
-            _Row(token, self.threads, first + n, close.visible_until, 0, close.step + n, label)
+            _Token(token, self.threads, first + n, close.visible_until, 0, close.step + n, label)
             for n, (token, label) in enumerate(zip(ids, labels, strict=True))
         ]
-        self.rows += chunk
+        self.tokens += chunk
         self.open_chunks.append(chunk)
         self.next_position = self.scheme.main_next(close.position, self.promised)
         self.promised = None
@@ -245,6 +245,6 @@ class _Builder:
 
     def _make_visible(self, ordinal: int) -> None:
         for chunk in self.open_chunks:
-            for row in chunk:
-                row.visible_from = ordinal
+            for token in chunk:
+                token.visible_from = ordinal
         self.open_chunks.clear()

@@ -1,4 +1,4 @@
-"""A chat template, which is somebody else's program: what it makes of a conversation, in bounds."""
+"""A chat template, which is somebody else's program: what it makes of a conversation."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class AnswerWriter:
         queue_s = time.perf_counter() - self.recorder.began_s
         limit_s, timer = self.request.rules.max_seconds, None
         if limit_s is not None:
-            timer = asyncio.get_running_loop().call_later(limit_s - queue_s, self.stop)
+            timer = asyncio.get_running_loop().call_later(limit_s - queue_s, self.cut_off)
         try:
             with self.pool.lease() as self.lease:
                 self.trace.sent = self.lease.sent
@@ -97,8 +97,8 @@ class AnswerWriter:
                 timer.cancel()
         return self.recorder.conclude(time.perf_counter(), queue_s)
 
-    def stop(self) -> None:
-        self._follow(self.recorder.stop())
+    def cut_off(self) -> None:
+        self._follow(self.recorder.cut_off())
 
     def _follow(self, actions: Sequence[Action]) -> None:
         self._apply(actions)

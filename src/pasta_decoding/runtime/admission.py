@@ -57,16 +57,16 @@ LEAST_QUOTA = Quota(ahead_tokens=0, threads=2)
 class ResourceRequest:
     """What a request needs, or several together.
 
-    cells:    tokens of prompt and answer.
+    slots:    tokens of prompt and answer.
     branches: one a thread that has begun, and one that keeps the finished chunks until main joins
               them.
     """
 
-    cells: int
+    slots: int
     branches: int
 
     def __add__(self, other: ResourceRequest) -> ResourceRequest:
-        return ResourceRequest(self.cells + other.cells, self.branches + other.branches)
+        return ResourceRequest(self.slots + other.slots, self.branches + other.branches)
 
 
 def resources_of(
@@ -77,17 +77,17 @@ def resources_of(
     Under the `text` join every token of the answer may be fed once more, and a closing a chunk.
     """
     rules = request.rules
-    cells = len(request.prompt) + rules.max_tokens
+    slots = len(request.prompt) + rules.max_tokens
     if not rules.parallel:
-        return ResourceRequest(cells, branches=1)
+        return ResourceRequest(slots, branches=1)
     if joining is Joining.text:
-        cells += rules.max_tokens + rules.max_chunks
+        slots += rules.max_tokens + rules.max_chunks
     branches = 1 + min(rules.max_chunks, quota.threads)
-    return ResourceRequest(cells + quota.ahead_tokens, branches)
+    return ResourceRequest(slots + quota.ahead_tokens, branches)
 
 
-def has_room(engine: Engine, demand: ResourceRequest) -> bool:
-    return _within(demand.cells, engine.max_slots) and _within(demand.branches, engine.max_branches)
+def has_room(engine: Engine, needed: ResourceRequest) -> bool:
+    return _within(needed.slots, engine.max_slots) and _within(needed.branches, engine.max_branches)
 
 
 def quota_of(request: Request, engine: Engine, taken: ResourceRequest) -> Quota:
@@ -100,7 +100,7 @@ def quota_of(request: Request, engine: Engine, taken: ResourceRequest) -> Quota:
         return LEAST_QUOTA
     ahead_tokens, threads = rules.max_tokens, max(LEAST_QUOTA.threads, rules.max_threads)
     if (slots := engine.max_slots) is not None:
-        ahead_tokens = min(ahead_tokens, max(0, slots - taken.cells) // AHEAD_SHARE)
+        ahead_tokens = min(ahead_tokens, max(0, slots - taken.slots) // AHEAD_SHARE)
     if (branches := engine.max_branches) is not None:
         free = max(0, branches - taken.branches) // THREADS_SHARE
         threads = min(threads, LEAST_QUOTA.threads + free)
@@ -109,10 +109,10 @@ def quota_of(request: Request, engine: Engine, taken: ResourceRequest) -> Quota:
 
 def check_request(request: Request, engine: Engine, joining: Joining) -> None:
     check_fits(request, Limits(engine.vocabulary_size, engine.max_positions))
-    demand = resources_of(request, joining)
-    _check_tokens(request, demand.cells, engine.max_slots, "the engine's", "cells")
-    if not _within(demand.branches, engine.max_branches):
-        message = f"an answer of up to {demand.branches} branches does not fit the engine's"
+    needed = resources_of(request, joining)
+    _check_tokens(request, needed.slots, engine.max_slots, "the engine's", "slots")
+    if not _within(needed.branches, engine.max_branches):
+        message = f"an answer of up to {needed.branches} branches does not fit the engine's"
         raise PastaError(f"{message} {engine.max_branches}")
 
 
@@ -120,7 +120,7 @@ def check_fits(request: Request, limits: Limits) -> None:
     """Raise PastaError unless a model with these limits can read `request` and answer it."""
     if not request.prompt:
         raise PastaError("the prompt is empty")
-    tokens = resources_of(request).cells
+    tokens = resources_of(request).slots
     _check_tokens(request, tokens, limits.max_positions, "the model's", "positions")
     limits.check(request.prompt, range(len(request.prompt)))
 
@@ -128,7 +128,7 @@ def check_fits(request: Request, limits: Limits) -> None:
 def _check_tokens(request: Request, tokens: int, most: int | None, whose: str, what: str) -> None:
     if not _within(tokens, most):
         answer = f"an answer of up to {request.rules.max_tokens}"
-        if tokens > resources_of(request).cells:
+        if tokens > resources_of(request).slots:
             answer += f", fed again by text joins ({tokens} in all),"
         message = f"a prompt of {len(request.prompt)} tokens and {answer} do not fit"
         raise PastaError(f"{message} {whose} {most} {what}", code=TOO_LONG)
@@ -175,7 +175,7 @@ class PrefixCache:
     _kept: list[PrefixEntry] = field(default_factory=list)
 
     @property
-    def cells(self) -> int:
+    def slots(self) -> int:
         return sum(len(one.ids) for one in self._kept)
 
     def begin(
@@ -203,7 +203,7 @@ class PrefixCache:
                     continue
                 if shared >= LEAST_SHARED:
                     self._use(entries[place])
-                    one.begin_like(entries[place].branch, shared)
+                    one.copy_prefix(entries[place].branch, shared)
             insort(to_come, one.request.prompt)
             begun.append(one)
         return begun
@@ -221,13 +221,13 @@ class PrefixCache:
                 self._drop(one)
         self._kept.append(entry)
         most = self._engine.max_slots
-        while len(self._kept) > MOST_KEPT or not _within(self.cells * KEPT_SHARE, most):
+        while len(self._kept) > MOST_KEPT or not _within(self.slots * KEPT_SHARE, most):
             self.drop_oldest()
 
-    def make_room(self, demand: ResourceRequest) -> None:
-        """Drop prefixes until requests that need `demand` together fit."""
+    def make_room(self, needed: ResourceRequest) -> None:
+        """Drop prefixes until requests that need `needed` together fit."""
         while self._kept and not has_room(
-            self._engine, demand + ResourceRequest(self.cells, len(self._kept))
+            self._engine, needed + ResourceRequest(self.slots, len(self._kept))
         ):
             self.drop_oldest()
 

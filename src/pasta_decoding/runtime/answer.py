@@ -32,7 +32,7 @@ from pasta_decoding.runtime.events import (
 )
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.sampler import Choice
-from pasta_decoding.runtime.text import AnswerText, ThreadText, tokens_of, tree_of
+from pasta_decoding.runtime.text import AnswerText, ThreadText, count_tokens, tree_of
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class Answer:
 
     @property
     def fed_tokens(self) -> int:
-        return tokens_of(self.segments)
+        return count_tokens(self.segments)
 
     @property
     def critical_path(self) -> int:
@@ -155,7 +155,7 @@ class OutputRecorder:
     began_s:   the time of the request, by the clock of `stamp`.
     chosen:    how many tokens each thread has chosen.
     overruled: which of them were not what the model wanted: thread, and place among its tokens.
-    _untold:   log probabilities of a thread's tokens whose text waits for more.
+    _unrecorded: log probabilities of a thread's tokens whose text waits for more.
     _shown:    text that `drain` has not returned yet, of the first `_read_events` events.
     """
 
@@ -168,7 +168,7 @@ class OutputRecorder:
     events: list[Event] = field(default_factory=list)
     first_token_s: float | None = None
     _texts: dict[int, ThreadText] = field(default_factory=dict)
-    _untold: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    _unrecorded: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     _order: AnswerText = field(init=False)
     _shown: str = ""
     _read_events: int = 0
@@ -189,13 +189,13 @@ class OutputRecorder:
         ends_answer = thread != MAIN and choice.token in self.interpreter.vocabulary.eos_ids
         if choice.intervened or ends_answer:
             self.overruled.append((thread, place))
-        actions = self._told(self.interpreter.on_token(thread, choice.token), choice.logprobs)
+        actions = self._record(self.interpreter.on_token(thread, choice.token), choice.logprobs)
         if self.interpreter.rules.stop:
             self._read()
-        return actions + self.stop() if self._order.stopped else actions
+        return actions + self.cut_off() if self._order.stopped else actions
 
-    def stop(self) -> list[Action]:
-        return [] if self.interpreter.finished else self._told(self.interpreter.stop())
+    def cut_off(self) -> list[Action]:
+        return [] if self.interpreter.finished else self._record(self.interpreter.cut_off())
 
     def stamp(self, now_s: float) -> None:
         if self.first_token_s is None and self.chosen:
@@ -234,7 +234,7 @@ class OutputRecorder:
             truncated=interpreter.truncated,
             hit_limit=interpreter.hit_limit,
             stopped=interpreter.stopped,
-            trimmed_tokens=interpreter.budget.written_tokens - tokens_of(segments),
+            trimmed_tokens=interpreter.budget.written_tokens - count_tokens(segments),
             seconds=now_s - self.began_s,
             queue_s=queue_s,
         )
@@ -243,10 +243,11 @@ class OutputRecorder:
         """Count those in kept tokens, closings and the end included unless trimmed."""
         chunks = [one for one in segments if isinstance(one, ChunkRun)]
         kept = {thread: len(one.ids) - 1 + one.closed for thread, one in enumerate(chunks, start=1)}
-        kept[MAIN] = tokens_of(segments) - tokens_of(chunks) + (self.interpreter.end is not None)
+        ended = self.interpreter.end is not None
+        kept[MAIN] = count_tokens(segments) - count_tokens(chunks) + ended
         return sum(place < kept.get(thread, 0) for thread, place in self.overruled)
 
-    def _told(self, actions: list[Action], logprobs: TokenLogprobs | None = None) -> list[Action]:
+    def _record(self, actions: list[Action], logprobs: TokenLogprobs | None = None) -> list[Action]:
         for action in actions:
             match action:
                 case Append(thread, token):
@@ -270,16 +271,16 @@ class OutputRecorder:
     def _add(self, thread: int, token: int, logprobs: TokenLogprobs | None) -> None:
         control = self.interpreter.vocabulary.control.ids
         if token not in control and not self.interpreter.in_topic(thread):
-            self._untold.setdefault(thread, []).extend([logprobs] if logprobs else [])
-            self._say(thread, self._texts[thread].add(token))
+            self._unrecorded.setdefault(thread, []).extend([logprobs] if logprobs else [])
+            self._record_text(thread, self._texts[thread].add(token))
 
     def _end_stretch(self, thread: int, event: Event) -> None:
-        self._say(thread, self._texts[thread].end())
+        self._record_text(thread, self._texts[thread].end())
         self.events.append(event)
 
-    def _say(self, thread: int, text: str) -> None:
+    def _record_text(self, thread: int, text: str) -> None:
         if text:
-            self.events.append(Delta(thread, text, tuple(self._untold.pop(thread, ()))))
+            self.events.append(Delta(thread, text, tuple(self._unrecorded.pop(thread, ()))))
 
     def _read(self) -> None:
         """Put new events in reading order, up to the one that completes a stop string."""

@@ -48,7 +48,7 @@ class Decoder:
         """How many tokens of one request the model and its cache can hold."""
 
     @property
-    def max_tokens(self) -> int:
+    def context_tokens(self) -> int:
         return self.capacity if self.max_model_len is None else self.max_model_len
 
     def limited_to(self, max_model_len: int | None) -> Self:
@@ -74,9 +74,9 @@ class Decoder:
 
         Raises PastaError if it leaves no room for an answer of `answer_tokens`.
         """
-        if (room := self.max_tokens - answer_tokens) < 1:
+        if (room := self.context_tokens - answer_tokens) < 1:
             message = f"an answer of up to {answer_tokens} tokens leaves no room for a prompt"
-            message += f": the model holds {self.max_tokens} of both"
+            message += f": the model holds {self.context_tokens} of both"
             raise PastaError(message, code=TOO_LONG, field="max_tokens")
         if isinstance(prompt, str) and plain:
             return tuple(self.encoder.encode_plain(prompt, max_tokens=room))
@@ -163,8 +163,8 @@ class LocalDecoder(Decoder):
 
     @property
     def capacity(self) -> int:
-        cells, positions = self.engine.max_slots, self.engine.max_positions
-        return positions if cells is None else min(cells, positions)
+        slots, positions = self.engine.max_slots, self.engine.max_positions
+        return positions if slots is None else min(slots, positions)
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pasta_decoding.engines.torch import sent
+from pasta_decoding.engines.torch import to_device
 from pasta_decoding.runtime.sampler import (
     FIRST_FACTOR,
     ID_FACTOR,
@@ -64,8 +64,8 @@ def _adjusted(logits_FV: Tensor, rows: Sequence[RowParams]) -> Tensor:
     places = np.concatenate([np.full(len(one.ids), place) for place, one in changed])
     ids = np.concatenate([one.ids for _, one in changed])
     numbers = np.concatenate([(one.factors, one.added) for _, one in changed], axis=1)
-    where = tuple(sent(np.stack([places, ids]), logits_FV.device))
-    factors, added = sent(numbers, logits_FV.device)
+    where = tuple(to_device(np.stack([places, ids]), logits_FV.device))
+    factors, added = to_device(numbers, logits_FV.device)
     found = logits_FV[where]
     scaled = torch.where(found > 0, found / factors, found * factors)
     return logits_FV.index_put(where, scaled + added)
@@ -80,24 +80,27 @@ def _race(logits_FV: Tensor, rows: Sequence[RowParams]) -> tuple[Tensor, Tensor,
     columns = [
         (math.nan if one.greedy else 1 / one.temperature, one.min_p, one.top_p) for one in params
     ]
-    table_F6 = np.column_stack([halves_F2, kept, columns])
-    before_F1, between_F1, kept_F1, scale_F1, least_F1, top_p_F1 = (
-        sent(table_F6, logits_FV.device).mT[..., None].unbind()
-    )
+    # One transfer for six columns.
+    table_F6 = to_device(np.column_stack([halves_F2, kept, columns]), logits_FV.device)
+    before_F1, between_F1, kept_F1, scale_F1, min_p_F1, top_p_F1 = table_F6.split(1, dim=1)
     logits_FK, ids_FK = logits_FV, torch.arange(size, device=logits_FV.device)[None]
     if most + TIES < size:
         logits_FK, ids_FK = logits_FV.topk(most + TIES)
     weight_FK = (logits_FK - logits_FK.amax(1, keepdim=True)).mul_(scale_F1.float()).exp_()
-    least_F1 = least_F1.float()
+    least_F1 = min_p_F1.float()
     if (largest := max([min(k, most) for k in kept if k < size], default=0)) > 0:
-        sorted_FK = weight_FK.topk(largest).values
-        last_F1 = sorted_FK.gather(1, kept_F1.long().clamp(max=largest) - 1)
+        last_F1 = _last_of_top_k(weight_FK, kept_F1.long(), largest)
         least_F1 = torch.where(kept_F1 < size, torch.maximum(least_F1, last_F1), least_F1)
     weight_FK = torch.where(weight_FK >= least_F1, weight_FK, 0)
     time_FK = _exponentials(ids_FK.int(), before_F1.int(), between_F1.int()).div_(weight_FK)
     total_F1 = weight_FK.sum(1, keepdim=True, dtype=torch.float64)
     cut_F1 = (top_p_F1 < 1) & (total_F1 > 0)
     return ids_FK, weight_FK, time_FK, torch.where(cut_F1, top_p_F1 * total_F1, torch.inf)
+
+
+def _last_of_top_k(weight_FK: Tensor, kept_F1: Tensor, largest: int) -> Tensor:
+    """Return the weight of each row's last token of its top-k, which is at most `largest`."""
+    return weight_FK.topk(largest).values.gather(1, kept_F1.clamp(max=largest) - 1)
 
 
 def _exponentials(ids_FK: Tensor, before_F1: Tensor, between_F1: Tensor) -> Tensor:

@@ -55,8 +55,8 @@ class Generation:
     rewrite_s: what a text join took up to now; None while there is none.
     pending:  what each thread has chosen and not been fed yet.
     live:     the branches of the threads that live; none before it is opened and after its end.
-    finished: the branch that sees what finished chunks wrote, until main joins it. One for all of
-              them: an engine may have few branches.
+    joined_branch: sees what finished chunks wrote, until main joins it. One for all of them: an
+                   engine may have few branches.
     _prompt_ids: what penalties count of the prompt: no tags, no ends.
     """
 
@@ -72,7 +72,7 @@ class Generation:
     rewrite_s: float | None = None
     pending: dict[int, Feed] = field(default_factory=dict)
     live: dict[int, Branch] = field(default_factory=dict)
-    finished: Branch | None = None
+    joined_branch: Branch | None = None
     answer: Answer | None = None
     error: BaseException | None = None
     recorder: OutputRecorder = field(init=False)
@@ -88,7 +88,7 @@ class Generation:
         self.trace = self.recorder.trace
 
     @property
-    def demand(self) -> ResourceRequest:
+    def resources(self) -> ResourceRequest:
         return resources_of(self.request, self.interpreter.joining, self.quota)
 
     @property
@@ -110,10 +110,10 @@ class Generation:
         return self.recorder.drain(len(self.trace.step_s))
 
     def open(self, now_s: float) -> None:
-        self.live[MAIN] = self.engine.open(reserved_tokens=self.demand.cells)
+        self.live[MAIN] = self.engine.open(reserved_tokens=self.resources.slots)
         self.opened_s = now_s
 
-    def begin_like(self, source: Branch, tokens: int) -> None:
+    def copy_prefix(self, source: Branch, tokens: int) -> None:
         """Take the first tokens of the prompt from a branch that sees them."""
         self.engine.copy(source, self.live[MAIN], tokens)
         self.unfed, self.prefilled_tokens = self.unfed[tokens:], tokens
@@ -207,8 +207,8 @@ class Generation:
             choice = self.request.sampler.accept(row, wanted, logits, allowed)
             self._apply(self.recorder.take(thread, choice))
 
-    def stop(self) -> None:
-        self._apply(self.recorder.stop())
+    def cut_off(self) -> None:
+        self._apply(self.recorder.cut_off())
 
     def conclude(self, now_s: float) -> None:
         self._close()
@@ -220,14 +220,14 @@ class Generation:
         self._close()
 
     def _close(self) -> None:
-        held = [] if self.finished is None else [self.finished]
+        held = [] if self.joined_branch is None else [self.joined_branch]
         for branch in [*held, *self.live.values()]:
             self.engine.close(branch)
         self.live.clear()
         self.pending.clear()
-        self.finished = None
+        self.joined_branch = None
 
-    def part_with_beginning(self) -> PrefixEntry | None:
+    def release_prefix(self) -> PrefixEntry | None:
         """Free everything but what main was fed before the first fork, if that is long.
 
         The prefix cache takes that over.
@@ -253,13 +253,13 @@ class Generation:
                 case CloseChunk(thread, _, kept):
                     self.pending.pop(thread, None)
                     self._end_chunk(self.live.pop(thread), kept=kept)
-                case Synced() if self.finished is not None:
-                    self.engine.join(self.live[MAIN], [self.finished])
-                    self.finished = None
+                case Synced() if self.joined_branch is not None:
+                    self.engine.join(self.live[MAIN], [self.joined_branch])
+                    self.joined_branch = None
                 case Rewrite(_, _, ids, position):
-                    assert self.finished is not None, "the first chunk's branch is kept for this"
+                    assert self.joined_branch is not None, "kept from the first chunk for this"
                     self.engine.close(self.live[MAIN])
-                    self.live[MAIN], self.finished = self.finished, None
+                    self.live[MAIN], self.joined_branch = self.joined_branch, None
                     self.unfed, self.prefilled_tokens, self.rewrite_s = ids, position, 0.0
         if not self.interpreter.writes(MAIN):
             self.pending.pop(MAIN, None)  # beyond the budget, or in front of a stop string
@@ -274,10 +274,10 @@ class Generation:
     def _end_chunk(self, branch: Branch, *, kept: bool) -> None:
         if not kept:
             self.engine.close(branch)
-        elif self.finished is None:
-            self.finished = branch
+        elif self.joined_branch is None:
+            self.joined_branch = branch
         else:
-            self.engine.join(self.finished, [branch])
+            self.engine.join(self.joined_branch, [branch])
 
     def _feed(self, append: Append, threads: tuple[int, ...]) -> None:
         branches = tuple(self.live[thread] for thread in threads)

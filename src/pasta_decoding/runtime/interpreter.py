@@ -57,9 +57,8 @@ class Interpreter:
 
     Threads may be asked in any order, at any pace: the answer is the same.
 
-    max_positions: how many the model has. They suffice for all tokens, but a scheme may leave
-                   positions out, and the `text` join also feeds the closings of chunks: no
-                   promise is made that could use them up.
+    max_positions: how many the model has. No promise is made that could use them up: a scheme may
+                   leave some out, and the `text` join also feeds the closings of chunks.
     joining:       how main comes to see chunks. `text` goes with the scheme `shared-max`.
     unjoined:      chunks that main has not seen.
     end:           the token with which main ended the answer; None before, and if a limit did.
@@ -266,7 +265,7 @@ class Interpreter:
             self._state, self.end = _Main.ENDED, end
         return []
 
-    def stop(self) -> list[Action]:
+    def cut_off(self) -> list[Action]:
         """End the answer where it stands: open chunks are closed and marked."""
         self._end_main(None)
         chunks = self.budget.running

@@ -124,8 +124,8 @@ class EngineLoop:
         generation, listener = self._jobs[key]
         if progress := generation.drain():
             listener(progress)
-        error = generation.error
-        if (last := generation.result() if error is None else Failure(error)) is not None:
+        last = generation.result() if generation.error is None else Failure(generation.error)
+        if last is not None:
             del self._jobs[key]
             listener(last)
 

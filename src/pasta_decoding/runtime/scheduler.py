@@ -39,15 +39,15 @@ class Activity:
 
     running:      answers being written.
     live_threads: their threads that write or wait for their turn.
-    cells:        of the cache, used by answers; 0 where servers have the cache, as the next two.
-    kept_cells:   of the cache, with prefixes of ended answers until the room is needed.
+    slots:        of the cache, used by answers; 0 where servers have the cache, as the next two.
+    kept_slots:   of the cache, with prefixes of ended answers until the room is needed.
     max_slots:    of the whole cache.
     """
 
     running: int = 0
     live_threads: int = 0
-    cells: int = 0
-    kept_cells: int = 0
+    slots: int = 0
+    kept_slots: int = 0
     max_slots: int = 0
 
 
@@ -81,13 +81,13 @@ class Scheduler:
 
     @property
     def activity(self) -> Activity:
-        running, kept_cells = self._running(), self._prefix_cache.cells
+        running, kept_slots = self._running(), self._prefix_cache.slots
         decoding = [one.interpreter for one in running if not one.unfed]
         return Activity(
             running=len(running),
             live_threads=sum(len(interpreter.writing) for interpreter in decoding),
-            cells=self.engine.slots_in_use - kept_cells,
-            kept_cells=kept_cells,
+            slots=self.engine.slots_in_use - kept_slots,
+            kept_slots=kept_slots,
             max_slots=self.engine.max_slots or 0,
         )
 
@@ -110,7 +110,7 @@ class Scheduler:
         """Advance threads by one token, and prompts by what their budget allows; return how many.
 
         Whatever is raised in a forward pass, by the engine or in choosing, ends all requests in
-        that pass, since their cells cannot be trusted: everything of theirs is freed, their
+        that pass, since their slots cannot be trusted: everything of theirs is freed, their
         `result` raises the error, and so does this call. The others can be stepped on. What is
         raised elsewhere belongs to none, and would come again for ever: it ends all that run.
         """
@@ -122,13 +122,13 @@ class Scheduler:
             for one in running if all(one.error is None for one in running) else ():
                 one.fail(error)
             raise
-        self._settle()
+        self._conclude_finished()
         return len(rows)
 
     def cancel(self, generation: Generation) -> None:
         """End a request at once and free all that it holds; its answer is what there was."""
         if not generation.is_over:
-            generation.stop()
+            generation.cut_off()
             generation.conclude(self.clock())
 
     def close(self) -> None:
@@ -144,11 +144,11 @@ class Scheduler:
                 continue
             if self.max_requests is not None and len(running) >= self.max_requests:
                 break
-            beside = [other.demand for other in running]
-            if running and not has_room(self.engine, sum(beside, one.demand)):
+            beside = [other.resources for other in running]
+            if running and not has_room(self.engine, sum(beside, one.resources)):
                 break
-            one.quota = quota_of(one.request, self.engine, sum(beside, one.demand))
-            self._prefix_cache.make_room(sum(beside, one.demand))
+            one.quota = quota_of(one.request, self.engine, sum(beside, one.resources))
+            self._prefix_cache.make_room(sum(beside, one.resources))
             if not self._open(one, alone=not running):
                 break
             running.append(one)
@@ -224,7 +224,7 @@ class Scheduler:
             # A row is fetched only if its token may not stand there.
             row.generation.accept(row.thread, one, token, partial(kept_V.numpy, force=True))
 
-    def _settle(self) -> None:
+    def _conclude_finished(self) -> None:
         """End answers that are finished or out of time, queued ones included."""
         now_s = self.clock()
         for generation in self._generations:
@@ -232,10 +232,10 @@ class Scheduler:
                 continue
             limit = generation.request.rules.max_seconds
             if limit is not None and now_s - generation.added_s >= limit:
-                generation.stop()
+                generation.cut_off()
             if generation.interpreter.finished:
-                if self.prefix_caching and (beginning := generation.part_with_beginning()):
-                    self._prefix_cache.keep(beginning)
+                if self.prefix_caching and (prefix := generation.release_prefix()):
+                    self._prefix_cache.keep(prefix)
                 generation.conclude(now_s)
         self._generations = [one for one in self._generations if not one.is_over]
 

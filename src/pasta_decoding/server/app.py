@@ -135,7 +135,7 @@ def _openai_routes(backends: Mapping[str, Backend], answer_tokens: int) -> APIRo
 
     def model(name: str) -> schema.Model:
         decoder = backends[name].decoder
-        most = None if decoder is None else decoder.max_tokens
+        most = None if decoder is None else decoder.context_tokens
         return schema.Model(id=name, created=began_s, owned_by="pasta", max_model_len=most)
 
     return router

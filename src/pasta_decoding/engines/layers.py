@@ -1,7 +1,7 @@
 """A decoder's layers by torch: the formula of the C++ code, and all there is without a compiler.
 
-Shapes: Q tokens of the pass, N feeds, I width of the model, H
-heads, G kv heads, D head width, L layers, S slots of the cache, O outputs of linear layers.
+Shapes: Q tokens of the pass, N feeds, I width of the model, H heads, G kv heads, D head width,
+P pairs of its numbers that rotate together, L layers, S slots of the cache, O linear outputs.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from pasta_decoding.engines.weights import Linear, ModelWeights
 class AttentionMetadata(NamedTuple):
     """What the layers of one kind of attention must know of a pass.
 
-    cos_QD, sin_QD: of each token's angles; D is half of a head's width.
+    cos_QP, sin_QP: of each token's angles.
     table_N5: for each feed a `Segment` of decoder.h.
     slots:    that its last query sees, one list behind the other.
     masks:    whether a query sees a slot, [queries, slots] for each feed.
     """
 
-    cos_QD: Tensor
-    sin_QD: Tensor
+    cos_QP: Tensor
+    sin_QP: Tensor
     table_N5: Tensor
     slots: Tensor
     masks: Tensor
 
 
-class TorchDecoder:
+class TorchLayers:
     """Computes in float32, from weights with the adapter merged into them.
 
     slots_2LGSD: the cache, which keys and values are written into.
@@ -91,9 +91,9 @@ def dense(parts: Sequence[Linear]) -> Callable[[Tensor], Tensor]:
     return partial(functional.linear, weight=torch.cat(weights), bias=torch.cat(biases))
 
 
-def rotated(heads_QHD: Tensor, cos_QD: Tensor, sin_QD: Tensor) -> Tensor:
+def rotated(heads_QHD: Tensor, cos_QP: Tensor, sin_QP: Tensor) -> Tensor:
     x, y = heads_QHD.chunk(2, dim=-1)
-    cos, sin = cos_QD[:, None], sin_QD[:, None]
+    cos, sin = cos_QP[:, None], sin_QP[:, None]
     return torch.cat((x * cos - y * sin, y * cos + x * sin), dim=-1)
 
 
@@ -102,8 +102,8 @@ def attend(
     metadata: AttentionMetadata,
 ) -> Tensor:  # fmt: skip
     """Write keys and values into their slots; return attention's output, [Q, H, D]."""
-    cos_QD, sin_QD, table_N5, slots, masks = metadata
-    query_QHD, key_QGD = (rotated(one, cos_QD, sin_QD) for one in (query_QHD, key_QGD))
+    cos_QP, sin_QP, table_N5, slots, masks = metadata
+    query_QHD, key_QGD = (rotated(one, cos_QP, sin_QP) for one in (query_QHD, key_QGD))
     out_QHD = torch.empty_like(query_QHD)
     for first, queries, count, listed, masked in table_N5.tolist():
         own, seen_K = slice(first, first + queries), slots[listed : listed + count]
