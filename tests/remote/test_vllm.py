@@ -83,7 +83,7 @@ def url(merged: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def remote(url: str, merged: Path) -> RemoteDecoder:
     found = remote_decoder(merged, merged, [url], names=[NAME])
-    assert (found.service.model, found.max_tokens) == (NAME, 2048)
+    assert (found.service.model, found.context_tokens) == (NAME, 2048)
     # A machine that is busy with other things is slow, and no reason to fail.
     return replace(found, service=replace(found.service, first_token_s=1800, token_s=1800))
 

@@ -26,7 +26,7 @@ from pasta_decoding.runtime.events import (
 )
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Rules
-from pasta_decoding.runtime.text import count_tokens, first_tokens
+from pasta_decoding.runtime.text import fed_count, first_tokens
 from pasta_decoding.runtime.vocabulary import fold_topic
 from tests.examples import few
 from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SCHEME, SYNC
@@ -88,7 +88,7 @@ def assert_topics_differ(played: Played) -> None:
 def assert_within_budget(played: Played) -> None:
     rules = played.interpreter.rules
     assert played.fed_tokens == played.interpreter.budget.written_tokens
-    kept = count_tokens(played.interpreter.segments)
+    kept = fed_count(played.interpreter.segments)
     assert kept <= rules.max_tokens
     assert len(played.steps) <= played.fed_tokens + 2
     assert len(played.chunks) <= rules.max_chunks
@@ -302,7 +302,7 @@ def test_an_answer_with_a_budget_begins_like_the_one_without() -> None:
     main = [A, OPEN, A, P20, C, OPEN, B, P50, SYNC, *[B] * 9]
     threads = {0: main, 1: [C] * 4, 2: [B] * 6}
     whole = play(SMALL, script(threads)).interpreter.segments
-    for budget in range(count_tokens(whole)):
+    for budget in range(fed_count(whole)):
         played = play(replace(SMALL, max_tokens=budget), script(threads))
         assert played.interpreter.segments == first_tokens(whole, budget)
         assert played.interpreter.hit_limit

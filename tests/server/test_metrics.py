@@ -84,9 +84,9 @@ def test_usage_tells_how_much_of_a_prompt_the_cache_held(decoder: LocalDecoder) 
 
 
 def test_the_models_are_listed_whatever_slashes_there_are(server: Running) -> None:
-    client = server.client()
-    assert [model.id for model in client.models.list()] == [MODEL]
-    assert client.models.retrieve(MODEL).model_extra == {"max_model_len": server.decoder.max_tokens}
+    models, held = server.client().models, server.decoder.context_tokens
+    assert [model.id for model in models.list()] == [MODEL]
+    assert models.retrieve(MODEL).model_extra == {"max_model_len": held}
     assert server.ask("//v1//models/").json == server.ask("/v1/models").json
 
 
@@ -101,7 +101,7 @@ def test_the_baseline_is_loaded_when_it_is_asked_for_and_answers_in_one_thread(
         assert [model["id"] for model in listed] == [MODEL, BASELINE]
         assert ["max_model_len" in model for model in listed] == [True, False]
         cells = server.metric("pasta_cache_cells_max")
-        assert server.ask(f"/v1/models/{BASELINE}").json["max_model_len"] == taught.max_tokens
+        assert server.ask(f"/v1/models/{BASELINE}").json["max_model_len"] == taught.context_tokens
         assert server.metric("pasta_cache_cells_max") == 2 * cells
         first, second = (server.ask(CHAT, LONG | {"model": name}) for name in (MODEL, BASELINE))
         assert [reply.json["model"] for reply in (first, second)] == [MODEL, BASELINE]

@@ -32,7 +32,7 @@ from pasta_decoding.runtime.events import (
 )
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.sampler import Choice
-from pasta_decoding.runtime.text import AnswerText, ThreadText, count_tokens, tree_of
+from pasta_decoding.runtime.text import AnswerText, ThreadText, fed_count, tree_of
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class Answer:
 
     @property
     def fed_tokens(self) -> int:
-        return count_tokens(self.segments)
+        return fed_count(self.segments)
 
     @property
     def critical_path(self) -> int:
@@ -234,7 +234,7 @@ class OutputRecorder:
             truncated=interpreter.truncated,
             hit_limit=interpreter.hit_limit,
             stopped=interpreter.stopped,
-            trimmed_tokens=interpreter.budget.written_tokens - count_tokens(segments),
+            trimmed_tokens=interpreter.budget.written_tokens - fed_count(segments),
             seconds=now_s - self.began_s,
             queue_s=queue_s,
         )
@@ -243,8 +243,7 @@ class OutputRecorder:
         """Count those in kept tokens, closings and the end included unless trimmed."""
         chunks = [one for one in segments if isinstance(one, ChunkRun)]
         kept = {thread: len(one.ids) - 1 + one.closed for thread, one in enumerate(chunks, start=1)}
-        ended = self.interpreter.end is not None
-        kept[MAIN] = count_tokens(segments) - count_tokens(chunks) + ended
+        kept[MAIN] = fed_count(segments) - fed_count(chunks) + (self.interpreter.end is not None)
         return sum(place < kept.get(thread, 0) for thread, place in self.overruled)
 
     def _record(self, actions: list[Action], logprobs: TokenLogprobs | None = None) -> list[Action]:

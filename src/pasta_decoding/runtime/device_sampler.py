@@ -82,7 +82,7 @@ def _race(logits_FV: Tensor, rows: Sequence[RowParams]) -> tuple[Tensor, Tensor,
     ]
     # One transfer for six columns.
     table_F6 = to_device(np.column_stack([halves_F2, kept, columns]), logits_FV.device)
-    before_F1, between_F1, kept_F1, scale_F1, min_p_F1, top_p_F1 = table_F6.split(1, dim=1)
+    before_F1, between_F1, kept_F1, scale_F1, min_p_F1, top_p_F1 = torch.split(table_F6, 1, 1)
     logits_FK, ids_FK = logits_FV, torch.arange(size, device=logits_FV.device)[None]
     if most + TIES < size:
         logits_FK, ids_FK = logits_FV.topk(most + TIES)

@@ -165,7 +165,7 @@ def stretch_text(ids: Sequence[int], decode: Decode, *, whole: bool = True) -> s
     return "".join(pieces) + (thread.end() if whole else "")
 
 
-def count_tokens(segments: Sequence[Segment]) -> int:
+def fed_count(segments: Sequence[Segment]) -> int:
     """Count the tokens of some segments: all that are fed, tags included."""
     return sum(1 if isinstance(segment, SyncRun) else len(segment.ids) for segment in segments)
 
@@ -204,7 +204,7 @@ def first_tokens(segments: Sequence[Segment], tokens: int) -> list[Segment]:
                 kept.append(ChunkRun(ids[:left], closed=closed and left > len(ids)))
             case _:
                 kept.append(segment)
-        left -= count_tokens(kept[-1:])
+        left -= fed_count(kept[-1:])
     return kept
 
 
@@ -226,7 +226,7 @@ def _pieces(segments: Sequence[Segment], vocabulary: Vocabulary) -> Iterator[tup
     """Yield the text in reading order as it becomes certain, and of how many more tokens."""
     for segment in segments:
         if not isinstance(segment, Run | ChunkRun):
-            yield count_tokens([segment]), ""
+            yield fed_count([segment]), ""
             continue
         opening = isinstance(segment, ChunkRun)
         yield int(opening), ""
