@@ -1,10 +1,11 @@
 """One JSON object of a row as the turns of a conversation, in any form in which programs keep one.
 
 - `instruction` and `response`, which is ours. Alpaca's `input` and Dolly's `context` follow the
-  instruction behind a blank line, and Alpaca's `output` is the response;
+  instruction behind a blank line;
 - `messages`, each with `role` and `content`, or ShareGPT's `conversations`, each with `from` and
   `value`: the last one is the response;
-- `prompt` and `completion`, each a text or a list of messages;
+- `prompt` and `completion`, each a text or a list of messages. A response may have this name, that
+  one, or Alpaca's, `output`, whatever the prompt's;
 - any of them with `chosen` and `rejected` in the place of the response, as TRL has preferences: a
   list of these may begin with the prompt.
 
@@ -24,11 +25,13 @@ from pasta_decoding.models.template import ROLES, Message
 Found = Mapping[str, Any]
 _FORMS = ("instruction", "messages", "conversations", "prompt")
 _INPUTS, _SYSTEMS = ("input", "context"), ("system", "system_prompt")
-COLUMNS = (*_FORMS, *_INPUTS, *_SYSTEMS, "history", "output", "completion")
+_ANSWERS = ("response", "completion", "output")
+COLUMNS = (*_FORMS, *_INPUTS, *_SYSTEMS, *_ANSWERS, "history")
 # Other programs put these columns into a prompt, and these parts into a message.
-_FOREIGN = ("tools", "functions", "images")
-_FOREIGN_PARTS = ("tool_calls", "function_call", "reasoning_content", "thinking")
-_SHAREGPT = {"human": "user", "gpt": "assistant"}
+_FOREIGN = ("tools", "functions", "documents", "chat_template_kwargs",
+            "image", "images", "video", "videos", "audio", "audios")  # fmt: skip
+_FOREIGN_PARTS = ("tool_calls", "function_call", "reasoning", "reasoning_content", "thinking")
+_ROLE_NAMES = {"human": "user", "gpt": "assistant", "developer": "system"}
 
 
 def turns_of(found: Found, *, answered: bool) -> list[Message]:
@@ -41,11 +44,12 @@ def turns_of(found: Found, *, answered: bool) -> list[Message]:
         more = [text_of(found, name, "") for name in _INPUTS]
         asked = [text_of(found, "instruction"), *filter(str.strip, more)]
         turns = [*messages_of(found, "history"), Message("user", "\n\n".join(asked))]
-        answer = "output" if "output" in found and "response" not in found else "response"
     else:
         turns = messages_of(found, form, "user" if form == "prompt" else None)
-        answer = "completion" if form == "prompt" else form
-    if answered and answer != form:
+    is_whole = form in ("messages", "conversations")
+    named = "completion" if form == "prompt" else "response"
+    answer = form if is_whole else next((name for name in _ANSWERS if name in found), named)
+    if answered and not is_whole:
         turns += messages_of(found, answer, "assistant")
     told = found.get(answer) if answered else None
     if isinstance(told, list) and told and 0 in (told[-1].get("weight"), told[-1].get("train")):
@@ -81,7 +85,7 @@ def messages_of(found: Found, name: str, role: str | None = None) -> list[Messag
 def _message(turn: Found) -> Message:
     role_name, content_name = ("from", "value") if "from" in turn else ("role", "content")
     role = text_of(turn, role_name)
-    role = _SHAREGPT.get(role, role)
+    role = _ROLE_NAMES.get(role, role)
     if role not in ROLES:
         raise PastaError(f"unknown role {role!r}: roles are {', '.join(ROLES)}")
     if foreign := [name for name in _FOREIGN_PARTS if turn.get(name)]:

@@ -11,9 +11,10 @@ import gzip
 import hashlib
 import json
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import count
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ _FIELDS = ("id", "source", "instruction", "response")
 class Row:
     """One answered instruction. `response` may hold tags in text form.
 
-    id:      the file's, else one made of what the row says (`derived_id`).
+    id:      the file's, else one made of what the row says (`derived_id`); numbered if used before.
     extra:   keys of the file that have no field here, written back unchanged.
     history: the conversation before the instruction, plain text, such as a system message.
     """
@@ -83,14 +84,14 @@ def _digest(text: str) -> str:
 
 def read_rows(*paths: Path) -> Iterator[Row]:
     """Yield the rows of files in order. Raises PastaError that names file and line."""
-    seen: set[str] = set()
+    seen: Counter[str] = Counter()
     for path in paths:
         yield from _sound(path, lambda found: _row(found, seen))
 
 
 def numbered_rows(path: Path) -> Iterator[tuple[int, Row | PastaError]]:
     """Yield each row, or what is wrong with its line, with the line's number."""
-    seen: set[str] = set()
+    seen: Counter[str] = Counter()
     return _parsed(path, lambda found: _row(found, seen))
 
 
@@ -109,7 +110,7 @@ def read_questions(path: Path) -> list[Question]:
     seen: set[str] = set()
 
     def parse(found: Found) -> Question:
-        question = question_of(_one_question(found), text_of(found, "dataset", "") or None)
+        question = question_of(_one_question(found), _name(found, "dataset") or None)
         if not question.instruction.strip():
             raise PastaError("the prompt is empty")
         if question.id in seen:
@@ -183,8 +184,9 @@ def _entries(path: Path) -> Iterator[tuple[int, object]]:
 
 def _json(contents: bytes) -> Any:
     try:
+        text = contents.rstrip(b"\r").decode("utf-8")
         # NaN is no JSON: no other program could read what is written of it.
-        return json.loads(contents.rstrip(b"\r").decode("utf-8"), parse_constant=lambda _: None)
+        return json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
     except UnicodeDecodeError as error:
         raise PastaError(f"not UTF-8 (byte {error.start + 1})") from error
     except json.JSONDecodeError as error:
@@ -194,17 +196,24 @@ def _json(contents: bytes) -> Any:
         raise PastaError("not JSON that can be read: too deep, or a number too long") from error
 
 
-def _row(found: Found, seen: set[str]) -> Row:
+def _finite(text: str) -> float | None:
+    return number if isfinite(number := float(text)) else None
+
+
+def _row(found: Found, seen: Counter[str]) -> Row:
     row = _answered(turns_of(found, answered=True), found)
-    row_id = found.get("id", row.id)
-    row_id = str(row_id) if type(row_id) in (int, float) else row_id
-    row_id = text_of({"id": row_id}, "id", row.id)
-    if row_id in seen and row_id.startswith(row.id):  # it only says what the row says
-        row_id = next(one for n in count(2) if (one := f"{row.id}-{n}") not in seen)
-    if not row_id or row_id in seen:
-        raise PastaError(f"id {row_id!r} was used before" if row_id else "the id is empty")
-    seen.add(row_id)
+    row_id = _name(found, "id") or row.id
+    while seen[row_id]:
+        seen[row_id] += 1
+        row_id += f"-{seen[row_id]}"
+    seen[row_id] = 1
     return replace(row, id=row_id)
+
+
+def _name(found: Found, name: str) -> str:
+    """Return what a column calls the row, if anything; some programs count them."""
+    value = found.get(name)
+    return str(value) if type(value) in (int, float) else text_of(found, name, "")
 
 
 def _answered(turns: Sequence[Message], found: Found) -> Row:
@@ -212,8 +221,7 @@ def _answered(turns: Sequence[Message], found: Found) -> Row:
         raise PastaError("the conversation does not end with a user's message and its answer")
     *history, asked, answer = turns
     extra = {key: value for key, value in found.items() if key not in (*_FIELDS, *COLUMNS)}
-    source = text_of(found, "source", "")
-    row = Row("", source, asked.content, answer.content, extra, tuple(history))
+    row = Row("", _name(found, "source"), asked.content, answer.content, extra, tuple(history))
     return replace(row, id=derived_id(row))
 
 
@@ -222,7 +230,7 @@ def _pair(found: Found) -> tuple[Row, Row]:
     chosen, rejected = (_answered(one, found) for one in turns)
     if chosen.conversation != rejected.conversation:
         raise PastaError("'chosen' and 'rejected' answer different prompts")
-    return replace(chosen, id=str(found.get("id", chosen.id))), rejected
+    return replace(chosen, id=_name(found, "id") or chosen.id), rejected
 
 
 def _one_question(found: Found) -> str:

@@ -102,18 +102,16 @@ class PromptEncoder:
             return self._encode_whole(template, messages, rendered)
         ids: list[int] = []
         for piece, content in shown:
-            own, behind = self._seam(piece, behind=bool(ids))
-            ids += [*own, *self.encode_text(content, behind=behind)]
+            ids += self._encode_shown(piece, content, behind=self._puts_blanks and bool(ids))
         return ids
 
-    def _seam(self, piece: str, *, behind: bool) -> tuple[list[int], bool]:
-        """Return the ids of template text, and whether the content behind it brings no blank."""
-        if not self._puts_blanks:
-            return self._encode_acting(piece), True
-        texts = (piece.removesuffix(" "), piece, f"{piece}a")
-        bare, own, whole = (self._encode_acting(text, behind=behind) for text in texts)
-        brought = whole == [*bare, *self.encode_text("a")]
-        return (bare, False) if brought else (own, True)
+    def _encode_shown(self, piece: str, content: str, *, behind: bool) -> list[int]:
+        """Return the ids of template text and of the content behind it, which may bring a blank."""
+        own, whole = (self._encode_acting(text, behind=behind) for text in (piece, f"{piece}a"))
+        brought = self.encode_text("a")
+        if content and self._puts_blanks and whole[-len(brought) :] == brought:
+            return [*whole[: -len(brought)], *self.encode_text(content)]
+        return [*own, *self.encode_text(content, behind=True)]
 
     def _encode_acting(self, text: str, *, behind: bool = False) -> list[int]:
         """Encode a template's text, in which special tokens act."""
