@@ -42,13 +42,9 @@ def test_what_cannot_be_built_is_told_in_a_line_and_not_written(
     pasta: Pasta, source: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "train.jsonl"
-    for arguments, message in (
-        ((source, "--max-total-tokens", 1), "no row of 4 is left: {"),
-        ((source, source), f"{source}:1: id 'a' was used before"),
-    ):
-        found = pasta("data", "build", *arguments, "-o", out)
-        assert (found.status, out.exists()) == (2, False)
-        assert f"pasta: {message}" in found.err
+    found = pasta("data", "build", source, "--max-total-tokens", 1, "-o", out)
+    assert (found.status, out.exists()) == (2, False)
+    assert "pasta: no row of 4 is left: {" in found.err
 
 
 # lint

@@ -77,7 +77,6 @@ ADAPTERS: list[tuple[Change, str]] = [
     (settings("adapter_config.json", r=3), "has another rank than 3"),
     (settings("adapter_config.json", r="x"), LOAD),
     (text("adapter_config.json", "[]"), LOAD),
-    (text("pasta.json", "[]"), "has format version None"),
     (text("adapter_model.safetensors", "garbage"), LOAD),
 ]
 

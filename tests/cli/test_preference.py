@@ -11,13 +11,8 @@ from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta
 
 FLAGS = ["--samples", "4", "--max-tokens", "40", "--engine", "torch"]
-SETTINGS = {
-    "dtype": "float32",
-    "baseline_samples": 1,
-    "pairs_per_step": 1,
-    "bf16": False,
-    "max_prompt_chars": 50,
-}
+SAMPLING = {"dtype": "float32", "baseline_samples": 1, "max_prompt_chars": 50}
+TRAINING = {"pairs_per_step": 1, "bf16": False}
 
 
 @pytest.fixture
@@ -34,7 +29,7 @@ def train(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, prompts: Path, tmp_path
 
     def run(*flags: object, out: str = "run") -> Outcome:
         file = tmp_path / "run.yaml"
-        file.write_text(json.dumps(SETTINGS))
+        file.write_text(json.dumps(SAMPLING | TRAINING))
         adapters = ["--policy", tiny_checkpoint.adapter, "--baseline", tiny_checkpoint.adapter]
         where = ["--prompts", prompts, "--out", tmp_path / out, "--model", tiny_checkpoint.base]
         return pasta("train", "preference", *where, *adapters, "--config", file, *FLAGS, *flags)
@@ -63,7 +58,7 @@ def test_pairs_that_somebody_has_are_trained_on_without_a_sample(
 ) -> None:
     pairs, file, out = (tmp_path / name for name in ("pairs.jsonl", "run.yaml", "run"))
     pairs.write_text("".join(json.dumps(one) + "\n" for one in PAIRS))
-    file.write_text(json.dumps(SETTINGS))
+    file.write_text(json.dumps(TRAINING))
     where = ["--pairs", pairs, "--out", out, "--model", tiny_checkpoint.base]
     command = ["train", "preference", *where, "--policy", tiny_checkpoint.adapter]
     command += ["--config", file, "--max-tokens", "250"]
@@ -119,7 +114,7 @@ def test_a_round_prints_the_folder_of_the_adapter_and_another_lambda_takes_its_s
         (["--samples-from", "nowhere"], "pasta: cannot read nowhere/config.json"),
         (["--engine", "llama"], "pasta: the llama engine needs llama-cpp-python"),
         (["--policy", ""], "pasta: --policy is missing"),
-        (["--pairs", "pairs.jsonl"], "pasta: --pairs: leave out --prompts, --baseline, --samp"),
+        (["--pairs", "x"], "sampled with --pairs: leave out baseline, engine, prompts, samples"),
     ],
 )
 def test_what_cannot_work_is_told_in_a_line(wrong: list[str], complaint: str, train: Pasta) -> None:

@@ -195,27 +195,28 @@ PARTS = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "Good <t
 
 
 @pytest.mark.parametrize(
-    ("refusal", "limit", "content"),
+    ("refusals", "settings", "content"),
     [
-        ("'max_tokens' is not supported: use 'max_completion_tokens'", "max_completion_tokens",
+        (["'max_tokens' is not supported: use 'max_completion_tokens'"],
+         {"max_completion_tokens": 20, "temperature": 0.0},
          "<think>\nA greeting </async>.\n</think>\n\nGood <think></think>"),
-        ("invalid temperature: only 1 is allowed", "max_tokens",
+        (["invalid temperature: only 1 is allowed"], {"max_tokens": 20},
          "A greeting.\n</think>\n\nGood <think></think>"),
-        ("temperature", "max_tokens", PARTS),
+        (["temperature", "use max_completion_tokens"], {"max_completion_tokens": 20}, PARTS),
     ],
 )  # fmt: skip
 def test_a_reasoning_model_has_its_own_settings_and_its_thoughts_are_left_out(
-    refusal: str, limit: str, content: Any
+    refusals: list[str], settings: dict[str, Any], content: Any
 ) -> None:
-    error = json.dumps({"error": {"message": refusal}}).encode()
+    errors = (json.dumps({"error": {"message": one}}).encode() for one in refusals)
     reply = json.dumps({"choices": [{"message": {"content": content}}]}).encode()
-    with chat_server(in_turn([Raw(error, 400), Raw(reply)])) as server:
+    with chat_server(in_turn([*(Raw(one, 400) for one in errors), Raw(reply)])) as server:
         endpoint = Endpoint(server.base_url, "m")
         answers = [ask(endpoint) for _ in range(2)]
     assert {text for text, _ in answers} == {"Good <think></think>"}
-    assert [cost["requests"] for _, cost in answers] == [2, 1]
+    assert [cost["requests"] for _, cost in answers] == [len(refusals) + 1, 1]
     question = [{"role": "user", "content": "Hello"}]
-    assert server.bodies[1:] == [{"model": "m", "messages": question, limit: 20}] * 2
+    assert server.bodies[-2:] == [{"model": "m", "messages": question, **settings}] * 2
 
 
 GARBAGE = (b"\xff\xfe", b"[]", b'{"choices": []}', b'{"choices": [{"message": {"content": 5}}]}')

@@ -67,6 +67,7 @@ OURS: dict[str, object] = {"instruction": "i", "response": "r"}
 FORMS: list[tuple[dict[str, object], str, list[str]]] = [
     (OURS, "i", []),
     ({"prompt": "i", "completion": "r"}, "i", []),
+    ({"prompt": "i", "response": "r", "id": "", "source": None}, "i", []),
     ({"messages": [ASKED, ANSWER]}, "i", []),
     ({"conversations": SHAREGPT}, "i", []),
     ({"messages": [ASKED | {"content": [{"type": "text", "text": "i"}] * 2}, ANSWER]}, "i\ni", []),
@@ -74,7 +75,7 @@ FORMS: list[tuple[dict[str, object], str, list[str]]] = [
     ({"instruction": "i", "input": "", "output": "r"}, "i", []),
     ({"instruction": "Sum up.", "context": "x", "response": "r"}, "Sum up.\n\nx", []),
     ({"messages": [ASKED, ANSWER], "response": "OTHER"}, "i", []),
-    ({"messages": [SYSTEM, ASKED, ANSWER]}, "i", ["system"]),
+    ({"messages": [SYSTEM | {"role": "developer"}, ASKED, ANSWER]}, "i", ["system"]),
     (OURS | {"system_prompt": "Be brief."}, "i", ["system"]),
     ({"prompt": [SYSTEM, ASKED], "completion": [ANSWER]}, "i", ["system"]),
     ({"messages": [ASKED, ANSWER, ASKED, ANSWER]}, "i", ["user", "assistant"]),
@@ -125,7 +126,9 @@ def test_rows_without_an_id_get_one_of_what_they_say_and_each_its_own(tmp_path: 
     assert [row.id for row in read_rows(lines(tmp_path, other, row))] == [first[1], first[0]]
     ours = '{"instruction": "i", "response": "r"}'
     assert [row.id for row in read_rows(lines(tmp_path, ours))] == first[:1]
-    assert next(read_rows(lines(tmp_path, GOOD.replace('"a"', "7")))).id == "7"
+    counted = lines(tmp_path, *(GOOD.replace('"a"', n).replace('"s"', n) for n in "77"))
+    ids = [(row.id, row.source) for row in read_rows(counted, counted)]
+    assert ids == [("7", "7"), ("7-2", "7"), ("7-3", "7"), ("7-4", "7")]
 
 
 # Bad input
@@ -140,7 +143,6 @@ def said(**turn: object) -> str:
     [
         ("{", "not JSON: Expecting property name enclosed in double quotes (column 2)"),
         ("[]", "not a JSON object"),
-        ('{"id": "", "instruction": "i", "response": "r"}', "the id is empty"),
         ('{"id": "b", "instruction": "i"}', "no 'response'"),
         ('{"prompt": "i"}', "no 'completion'"),
         ('{"messages": "i"}', "'messages' is not a list of messages"),
@@ -149,9 +151,9 @@ def said(**turn: object) -> str:
         (said(role="user", content="i"), "the conversation does not end with a user's message and"),
         ('{"messages": [], "images": [1]}', "'images' has no place in a prompt of 'messages'"),
         (said(role="user", content="i", thinking="x"), "'thinking' has no place in a message"),
+        ('{"prompt": "", "image": "i"}', "'image' has no place in a prompt of 'prompt'"),
         (said(role="user", content="i", weight=0), "the answer is marked as one not to learn"),
         (json.dumps({"messages": [SYSTEM, ASKED, ANSWER], "system": "x"}), "'system' stands besi"),
-        (GOOD, "id 'a' was used before"),
         ('{"instruction": "i", "response": "\\ud800"}', "'response' holds half a surrogate pair"),
         (b'{"id": "\xff"}', "not UTF-8 (byte 9)"),
         ("[" * 100_000, "not JSON that can be read: too deep, or a number too long"),
@@ -171,8 +173,6 @@ def test_a_broken_line_is_named_by_file_and_number(
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        ('{"instruction": "a"}\n{"output": "b"}', ":2: no 'instruction'"),
-        ('{"instruction": 7}', ":1: 'instruction' is not a string"),
         ('\n{"instruction": " \\n"}', ":2: the prompt is empty"),
         ('{"instruction": "a"}\n{"instruction": "a"}', ":2: the same prompt came before"),
         ("", " holds no prompt"),

@@ -132,6 +132,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "gpt2": ({"n_embd": 32, "n_layer": 1, "n_head": 4}, NO_ROPE),
     "falcon": ({"hidden_size": 32, "num_attention_heads": 4, "alibi": True}, NO_ROPE),
     "gemma2": (SMALL, "its attention caps its scores"),
+    "gpt_oss": (SMALL | {"head_dim": 8}, "its attention has sinks"),
     "llama4_text": (
         SMALL | {"num_local_experts": 1, "intermediate_size_mlp": 64},
         "its attention is neither full nor a sliding window but chunked_attention",
@@ -160,9 +161,3 @@ def test_a_model_that_cannot_be_run_exactly_is_refused_by_name(kind: str) -> Non
     with pytest.raises(PastaError) as error:
         TorchEngine(on_no_device(kind, settings))
     assert str(error.value) == f"the torch engine cannot run this {kind} model: {reason}"
-
-
-def test_attention_sinks_are_refused() -> None:
-    sinks = SMALL | {"head_dim": 8, "num_local_experts": 1, "num_experts_per_tok": 1}
-    with pytest.raises(PastaError, match="has sinks"):
-        TorchEngine(on_no_device("gpt_oss", sinks | {"rope_parameters": {"rope_theta": 1e4}}))

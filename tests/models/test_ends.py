@@ -92,5 +92,6 @@ def test_a_model_without_an_end_is_refused(two_ends: TinyCheckpoint, tmp_path: P
         record.pop("eos_token_id", None)
         record.pop("eos_token", None)
         (base / name).write_text(json.dumps(record))
+    (base / "chat_template.jinja").unlink()
     with pytest.raises(PastaError, match=r"names no token that ends an answer$"):
         torch_decoder(base, None)

@@ -25,6 +25,8 @@ from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.gguf import has_translation, write_gguf
 from pasta_decoding.models.load import load_model
 from pasta_decoding.models.pretrained import load_config
+from pasta_decoding.models.prompt import PromptEncoder
+from pasta_decoding.models.template import Message
 from tests.checkpoint import torch_decoder
 from tests.models.test_gguf import qwen_tokenizer, smollm_tokenizer
 from tests.server.running import CHAT, GOOD, running
@@ -115,7 +117,8 @@ def phi_tokenizer() -> Any:
 FAMILIES = {
     "llama2": Family("llama", lambda: sentencepiece(LLAMA2), "</s>"),
     "llama3": Family("llama", llama3_tokenizer, "<|eot_id|>", {"rope_parameters": SCALED}),
-    "mistral": Family("mistral", lambda: sentencepiece(LLAMA2), "</s>", {"sliding_window": 16}),
+    "mistral": Family("mistral", lambda: sentencepiece(LLAMA2, ["[INST]", "[/INST]"]), "</s>",
+                      {"sliding_window": 16}),
     "qwen2": Family("qwen2", qwen_tokenizer, "<|im_end|>", {"tie_word_embeddings": True}, 20),
     "qwen3": Family("qwen3", templated(qwen_tokenizer, QWEN3), "<|im_end|>", {}, 20),
     "gemma3": Family("gemma3_text", templated(gemma_tokenizer, GEMMA3), "<end_of_turn>", GEMMA),
@@ -232,6 +235,12 @@ def test_prompts_and_what_is_written_one_by_one_are_those_of_transformers(
             ]
             found = model.answer(messages, max_tokens=16)
             assert found.text.strip() == theirs(base, family, messages).strip(), contents
+
+
+def test_a_blank_at_the_end_of_a_prompt_stays() -> None:
+    tokenizer: Any = sentencepiece("{{ messages[0].content }} [/INST] ")
+    ids = PromptEncoder(tokenizer).encode([Message("user", "the")])
+    assert ids == tokenizer.encode("the [/INST] ", add_special_tokens=False)
 
 
 def test_it_is_trained_resumed_exported_both_ways_served_and_streamed(

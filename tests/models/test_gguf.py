@@ -28,7 +28,7 @@ from pasta_decoding.gguf_file import GgufFile, GgufTensor
 from pasta_decoding.models.checkpoint import GGUF_KEY, choose_tokens, describe
 from pasta_decoding.models.export import cached_name, export_gguf, export_hf
 from pasta_decoding.models.gguf import has_translation, read_config, read_tokenizer, write_gguf
-from pasta_decoding.models.load import Loaded, load_gguf, load_model
+from pasta_decoding.models.load import Loaded, eos_ids, load_gguf, load_model
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.models.template import Message
 from tests.checkpoint import END_ID, TinyCheckpoint, byte_tokenizer, make_adapter, make_base
@@ -200,7 +200,8 @@ def test_the_templates_end_counts_beside_the_one_that_the_file_names(
     base = load_model(tiny_checkpoint.base, None)
     path = tmp_path / "x.gguf"
     write_gguf(Loaded(base.model, base.tokenizer, base.checkpoint, frozenset({256})), path)
-    assert load_gguf(GgufFile(path), path).eos_ids == {256, END_ID}
+    found = load_gguf(GgufFile(path), path)
+    assert found.eos_ids == eos_ids([256], found.tokenizer) == {256, found.end} == {256, END_ID}
 
 
 PART = struct.pack("<4sIQQQ11sIH", b"GGUF", 3, 0, 1, 11, b"split.count", 2, 2)

@@ -181,14 +181,6 @@ def test_a_character_that_can_only_be_written_as_a_control_token_is_refused() ->
     )
 
 
-def test_contents_are_trimmed_where_the_template_trims_them() -> None:
-    trimming = PromptEncoder(tiny_tokenizer(CHATML.replace("m['content']", "m['content'] | trim")))
-    assert trimming.encode([Message("user", " Hi \n")]) == trimming.encode([Message("user", "Hi")])
-    assert TINY_ENCODER.encode([Message("user", " Hi ")]) != TINY_ENCODER.encode(
-        [Message("user", "Hi")]
-    )
-
-
 @pytest.mark.parametrize(
     "change", [" | upper", " + m['content']", " | replace('Pasta', '')", "[:3]"]
 )

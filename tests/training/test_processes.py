@@ -139,16 +139,23 @@ def test_no_process_goes_before_the_adapter_is_written(
     assert written[-1]
 
 
-def test_packs_that_do_not_divide_over_the_processes_are_refused(
+def test_pairs_that_do_not_divide_over_the_processes_are_refused(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PartialState._shared_state, "num_processes", 2)
-    with pytest.raises(PastaError, match=r"^packs_per_step is 3, no multiple of the 2 processes$"):
-        train(tiny_checkpoint.base, tmp_path / "run", replace(CONFIG, packs_per_step=3))
     preference = replace(PREFERENCE, **adapters_of(tiny_checkpoint), pairs_per_step=1)
     with pytest.raises(PastaError, match=r"^pairs_per_step is 1, no multiple of the 2 processes$"):
         PreferenceRun(preference, tiny_checkpoint.base, tmp_path / "run", tmp_path).train(ASKED)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_one_of_several_processes_says_what_is_wrong_and_all_exit_with_2(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    found = launch(tmp_path, tiny_checkpoint.base, replace(CONFIG, packs_per_step=3))
+    assert found.stderr.count("pasta: packs_per_step is 3, no multiple of the 2 processes\n") == 1
+    assert found.stderr.count("exitcode  : 2 ") == found.stderr.count("exitcode  : ") > 0
 
 
 @pytest.mark.slow

@@ -5,9 +5,11 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from pasta_decoding.data.rows import Row
 from pasta_decoding.errors import PastaError
@@ -102,21 +104,22 @@ def test_what_training_cannot_go_on_from_is_refused_before_there_is_a_run(
     stranger = make_adapter(make_base(tmp_path / "other", seed=1), tmp_path / "stranger")
     whole = Path(shutil.copytree(base, tmp_path / "whole"))
     shutil.copy(tiny_checkpoint.adapter / "pasta.json", whole)
-    rank = 2
-    for start, wanted_rank, message in (
-        (stranger, rank, "the adapter was trained on .*norms_sha256"),
-        (whole, rank, "holds a whole model, not an adapter"),
-        (tiny_checkpoint.adapter, rank + 1, f"has LoRA of rank {rank}, which stays"),
-        (tiny_checkpoint.adapter, 0, "no adapter to go on from"),
-    ):
+    moving = Path(shutil.copytree(base, tmp_path / "moving"))
+    ropes = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    AutoConfig.from_pretrained(base, rope_parameters=ropes).save_pretrained(moving)
+    wrong: list[tuple[Path, dict[str, Any], str]] = [
+        (base, {"start": stranger, "lora_rank": 2}, "was trained on .*norms_sha256"),
+        (base, {"start": whole, "lora_rank": 2}, "holds a whole model, not an adapter"),
+        (base, {"start": tiny_checkpoint.adapter, "lora_rank": 3}, "LoRA of rank 2, which stays"),
+        (base, {"start": whole, "lora_rank": 0}, "no adapter to go on from"),
+        (base, {"scheme": "spiral"}, "^no position scheme 'spiral'; known are shared-max,"),
+        (base, {"load_in_4bit": True}, "^load_in_4bit needs a GPU and bitsandbytes$"),
+        (base, {"lora_targets": ("q_proj", "wrong")}, "^llama has no layers 'wrong' for LoRA$"),
+        (moving, {}, r"its rotary positions \(dynamic\) change with the length$"),
+    ]
+    for model, changes, message in wrong:
         with pytest.raises(PastaError, match=message):
-            train(base, tmp_path / "out", replace(CONFIG, start=str(start), lora_rank=wanted_rank))
-    with pytest.raises(PastaError, match=r"^no position scheme 'spiral'; known are shared-max,"):
-        train(base, tmp_path / "out", replace(CONFIG, scheme="spiral"))
-    with pytest.raises(PastaError, match=r"^load_in_4bit needs a GPU and bitsandbytes$"):
-        train(base, tmp_path / "out", replace(CONFIG, load_in_4bit=True))
-    with pytest.raises(PastaError, match=r"^llama has no layers 'wrong' for LoRA$"):
-        train(base, tmp_path / "out", replace(CONFIG, lora_targets=("q_proj", "wrong")))
+            train(model, tmp_path / "out", replace(CONFIG, **changes))
     with pytest.raises(PastaError, match=r"^no row to train on: give --data$"):
         train(base, tmp_path / "out", rows=[])
     assert not (tmp_path / "out").exists()

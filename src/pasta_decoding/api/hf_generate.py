@@ -121,8 +121,7 @@ def _refuse(config: Any, steps: Sequence[Any], given: dict[str, Any]) -> None:
     if asked:
         raise PastaError(f"{', '.join(asked)} is not returned by parallel decoding")
     if given.get("attention_mask") is not None:  # one of ones alone is dropped before
-        message = "rows of different lengths cannot be answered together"
-        raise PastaError(f"{message}: use `pasta.load(...).batch(...)`")
+        raise PastaError("rows of different lengths: use `pasta.load(...).batch(...)`")
     if cache is not None and cache.get_seq_length():
         raise PastaError("it cannot go on from past_key_values: give the whole prompt")
 
@@ -190,7 +189,7 @@ def _loaded(model: Any, tokenizer: Any, config: Any) -> Loaded:
         )
     folder = Path(found).parent
     tokenizer = load_tokenizer(folder) if tokenizer is None else tokenizer
-    ends = eos_ids(config, tokenizer)
+    ends = eos_ids(config.eos_token_id, tokenizer)
     return checked(model, tokenizer, ends, checkpoints.load(folder), name)
 
 

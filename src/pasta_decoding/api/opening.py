@@ -99,7 +99,7 @@ def _refuse_ignored(config: EngineConfig, engine: str) -> None:
 
 
 def _check_memory(base: Path) -> None:
-    files = [base] if base.is_file() else [*base.glob("*.safetensors")]
+    files = [base] if base.is_file() else [*base.glob("model*.safetensors")]
     needed, free = sum(one.stat().st_size for one in files), free_bytes()
     if needed > free:
         raise PastaError(

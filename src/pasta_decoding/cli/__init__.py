@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import logging
 import os
+import signal
 import sys
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -59,22 +61,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _invoke(sys.argv[1:] if arguments is None else arguments)
     except PastaError as error:
-        print(f"pasta: {error}", file=sys.stderr)
-        if error.hint:
-            print(error.hint, file=sys.stderr)
-        return 2
+        return _told(f"{error}\n{error.hint}".strip())
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
     except OSError as error:  # a full disk, a folder that may not be written
         where = f"{error.filename}: " if error.filename else ""
-        print(f"pasta: {where}{error.strerror or error}", file=sys.stderr)
-        return 2
+        return _told(f"{where}{error.strerror or error}")
     except KeyboardInterrupt:
         print("\npasta: interrupted", file=sys.stderr)
         return 130
     finally:
         log.handlers.clear()
+
+
+def _told(reason: str) -> int:
+    """Print why nothing came of it, and return 2. Of several processes the main one speaks."""
+    if os.environ.get("RANK", "0") != "0":
+        # The launcher ends this one as soon as the main one fails as well, and it alone may fail.
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(2))
+        time.sleep(10)
+    print(f"pasta: {reason}", file=sys.stderr)
+    return 2
 
 
 def _invoke(arguments: Sequence[str]) -> int:

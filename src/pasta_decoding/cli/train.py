@@ -83,9 +83,8 @@ def preference(
     """Stage 2: train on the best and worst of sampled answers (BoNBoN), in rounds."""
     config = PreferenceConfig(**given(context, file, config))
     require_training(config)
-    others = config.prompts or config.baseline or samples_from or config.rounds > 1
-    if config.pairs and others:
-        raise PastaError("--pairs: leave out --prompts, --baseline, --samples-from and --rounds")
+    if config.pairs and samples_from:
+        raise PastaError("nothing is sampled with --pairs: leave out --samples-from")
     for name in ("policy",) if config.pairs else ("prompts", "policy", "baseline"):
         if not getattr(config, name):
             raise PastaError(f"--{name} is missing")

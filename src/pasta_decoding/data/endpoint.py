@@ -113,16 +113,19 @@ async def _asked(
     create: Any = client.chat.completions.with_raw_response.create
     asked = {"model": endpoint.model, "messages": list(messages)}
     wanted = {"temperature": 0.0, "max_tokens": max_tokens, "max_completion_tokens": max_tokens}
-    try:
-        return await create(**asked, **{one: wanted[one] for one in endpoint.arguments}), 1
-    except BadRequestError as error:
-        if "max_completion_tokens" in error.message:
-            endpoint.arguments[:] = ["max_completion_tokens"]
-        elif "temperature" in error.message:
-            endpoint.arguments[:] = ["max_tokens"]
-        else:
-            raise
-    return await create(**asked, **{one: wanted[one] for one in endpoint.arguments}), 2
+    tries = 0
+    while True:
+        sent, tries = list(endpoint.arguments), tries + 1
+        try:
+            return await create(**asked, **{one: wanted[one] for one in sent}), tries
+        except BadRequestError as error:
+            if "max_completion_tokens" in error.message and "max_tokens" in sent:
+                sent[sent.index("max_tokens")] = "max_completion_tokens"
+            elif "temperature" in error.message and "temperature" in sent:
+                sent.remove("temperature")
+            else:
+                raise
+            endpoint.arguments[:] = sent
 
 
 def _explained(endpoint: Endpoint, error: APIError) -> EndpointError:

@@ -14,7 +14,6 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -184,9 +183,8 @@ def _entries(path: Path) -> Iterator[tuple[int, object]]:
 
 def _json(contents: bytes) -> Any:
     try:
-        text = contents.rstrip(b"\r").decode("utf-8")
         # NaN is no JSON: no other program could read what is written of it.
-        return json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
+        return json.loads(contents.rstrip(b"\r").decode("utf-8"), parse_constant=lambda _: None)
     except UnicodeDecodeError as error:
         raise PastaError(f"not UTF-8 (byte {error.start + 1})") from error
     except json.JSONDecodeError as error:
@@ -194,10 +192,6 @@ def _json(contents: bytes) -> Any:
         raise PastaError(f"not JSON: {error.msg} ({line}column {error.colno})") from error
     except (RecursionError, ValueError) as error:
         raise PastaError("not JSON that can be read: too deep, or a number too long") from error
-
-
-def _finite(text: str) -> float | None:
-    return number if isfinite(number := float(text)) else None
 
 
 def _row(found: Found, seen: Counter[str]) -> Row:

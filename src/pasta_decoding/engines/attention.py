@@ -142,9 +142,7 @@ def slot_attention(
     Scores that are capped or share their softmax with sinks are refused.
     """
     if softcap is not None or s_aux is not None:
-        raise PastaError(
-            "this model's attention caps its scores or has sinks, which Pasta does not compute"
-        )
+        raise PastaError("Pasta computes no attention that caps its scores or has sinks")
     if rows is None:
         return sdpa_attention_forward(
             module, query_BHQD, key_BGKD, value_BGKD, attention_mask, scaling=scaling, **others

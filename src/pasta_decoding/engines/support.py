@@ -52,6 +52,7 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
         "it has no rotary positions (RoPE)": not ropes or getattr(config, "alibi", False),
         f"its attention is neither full nor a sliding window but {kinds}": kinds,
         "its attention caps its scores": getattr(config, "attn_logit_softcapping", None),
+        "its attention has sinks": any("sinks" in name for name, _ in model.named_parameters()),
         "its attention is bidirectional": getattr(config, "use_bidirectional_attention", None),
         f"its rotary positions ({moving}) change with the length": moving,
         "its code does not take attention functions from outside": not getattr(

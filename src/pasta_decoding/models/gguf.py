@@ -18,7 +18,6 @@ from pasta_decoding.gguf_file import WIDTHS, module_names, refuse_unread
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import Loaded
 from pasta_decoding.models.pretrained import load_config
-from pasta_decoding.models.template import template_end
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -233,13 +232,8 @@ def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def read_ends(file: GgufFile, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
-    """Return the ids that end an answer: those that the file names, and the chat template's.
-
-    Files of the field name the end of a text where their model ends a turn with another token.
-    """
-    ids = {_special(file, role) for role in ("eos", "eot", "eom")}
-    return frozenset(one for one in (*ids, template_end(tokenizer)) if one is not None)
+def read_ends(file: GgufFile) -> list[int | None]:
+    return [_special(file, role) for role in ("eos", "eot", "eom")]
 
 
 def _special(file: GgufFile, name: str) -> int | None:

@@ -53,9 +53,7 @@ class Loaded:
     def end(self) -> int:
         """The id behind an answer whose end nobody chose. Raises PastaError if there is none."""
         if not self.eos_ids:
-            raise PastaError(
-                "the model's generation_config.json names no token that ends an answer"
-            )
+            raise PastaError("the model names no token that ends an answer")
         own = (template_end(self.tokenizer), self.tokenizer.eos_token_id)
         return next((one for one in own if one in self.eos_ids), min(self.eos_ids))
 
@@ -172,7 +170,7 @@ def load_base(
     tokenizer = load_tokenizer(source)
     settings["config"] = load_config(source)
     model = from_pretrained(transformers.AutoModelForCausalLM, source, source, settings)
-    ends = eos_ids(model.generation_config, tokenizer)
+    ends = eos_ids(model.generation_config.eos_token_id, tokenizer)
     loaded = checked(model, tokenizer, ends, record, source.name)
     rows = max(loaded.checkpoint.control.ids) + 1
     if rows > model.get_input_embeddings().weight.shape[0]:
@@ -204,7 +202,7 @@ def load_gguf(file: GgufFile, adapter: Path | None) -> Loaded:
     model, tokenizer = Unloaded(read_config(file), file.weights), read_tokenizer(file)
     if own is not None and adapter != path:
         raise PastaError(f"{path} holds an adapter already: name no other one beside it")
-    apart, ends = None if adapter == path else adapter, read_ends(file, tokenizer)
+    apart, ends = None if adapter == path else adapter, eos_ids(read_ends(file), tokenizer)
     if own is not None:
         loaded = Loaded(model, tokenizer, checkpoints.from_json(own, str(path)), ends)
     else:
@@ -229,7 +227,7 @@ def load_metadata(base: Path, adapter: Path | None) -> Loaded:
     with errors_of("settings", base):
         has_own = (base / "generation_config.json").is_file()
         settings = GenerationConfig.from_pretrained(base) if has_own else config
-    ends = eos_ids(settings, tokenizer)
+    ends = eos_ids(settings.eos_token_id, tokenizer)
     loaded = checked(Unloaded(config, {}), tokenizer, ends, record, base.name)
     if adapter is not None:  # a base model that is served as it is has no tokens added
         config.vocab_size = max(config.vocab_size, max(loaded.checkpoint.control.ids) + 1)
@@ -249,14 +247,11 @@ def checked(
     return Loaded(model, tokenizer, record, ends, warning)
 
 
-def eos_ids(settings: Any, tokenizer: Any) -> frozenset[int]:
-    """Return the ids that end an answer, by a model's generation config and its tokenizer."""
-    eos = settings.eos_token_id
-    listed = eos if isinstance(eos, list) else [eos]
-    found = [one for one in (tokenizer.eos_token_id, *listed) if one is not None]
+def eos_ids(named: Any, tokenizer: Any) -> frozenset[int]:
+    """Return the ids that end an answer, by a model's settings, tokenizer and chat template."""
+    listed = [*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id]
+    found = [one for one in (*listed, template_end(tokenizer)) if one is not None]
     for one in found:
         if not isinstance(one, int) or not 0 <= one < len(tokenizer):
-            raise PastaError(
-                f"the model's settings end answers with {one!r}, which is no token's id"
-            )
+            raise PastaError(f"the settings end answers with {one!r}, which is no token's id")
     return frozenset(found)

@@ -164,14 +164,13 @@ def _without_added_tokens(
     copy.post_processor = backend.post_processor
     added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
     of_model = backend.get_vocab_size(with_added_tokens=False)
-    kept = {id_: one for id_, one in added.items() if _is_white_space(one) and id_ < of_model}
-    copy.add_tokens(list(kept.values()))
-    return copy, frozenset(added.keys() - kept.keys())
-
-
-def _is_white_space(token: AddedToken) -> bool:
     # U+2581 is how sentencepiece vocabularies write a space.
-    return not token.special and token.content.replace("\u2581", " ").isspace()
+    texts = {id_: one.content.replace("\u2581", " ") for id_, one in added.items()}
+    kept = {
+        n for n, one in added.items() if not one.special and texts[n].isspace() and n < of_model
+    }
+    copy.add_tokens([added[one] for one in sorted(kept)])
+    return copy, frozenset(added.keys() - kept)
 
 
 def _check_conversation(messages: Sequence[Message]) -> None:

@@ -21,7 +21,7 @@ from pasta_decoding.files import sha256
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, BaseModel, model_path, named_base
 from pasta_decoding.models.load import NO_ADAPTER, known_base
 
-HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
+HUB_FILES = ("*.json", "model*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
 OLD_WEIGHTS = "pytorch_model*.bin"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _log = logging.getLogger("pasta_decoding")
@@ -71,7 +71,7 @@ def find_base(model: Path | None, cache: Path, *, adapter: str = NO_ADAPTER) -> 
         return model
     try:
         folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILES), tqdm_class=tqdm))
-        if next(folder.glob("*.safetensors"), None) is None:
+        if next(folder.glob("model*.safetensors"), None) is None:
             snapshot_download(name, allow_patterns=OLD_WEIGHTS, tqdm_class=tqdm)
         return folder
     # The client lets errors of its transport library through, and which library that is

@@ -129,6 +129,12 @@ class PreferenceConfig:
     bf16: Bf16 = True
     report_to: ReportTo = ()
 
+    def __post_init__(self) -> None:
+        preset = {one.name: one.default for one in fields(self)}
+        vain = [one for one in _WITHOUT_PAIRS if getattr(self, one) != preset[one]]
+        if self.pairs and vain:
+            raise PastaError(f"nothing is sampled with --pairs: leave out {', '.join(vain)}")
+
     @property
     def rules(self) -> Rules:
         return Rules(max_tokens=self.max_tokens, max_threads=self.max_threads, max_chunks=16)
@@ -140,6 +146,7 @@ SAMPLING = (
     *("baseline_samples", "limit", "max_prompt_chars", "max_tokens", "max_threads"),
 )
 """Settings that the samples and their measures depend on."""
+_WITHOUT_PAIRS = ("rounds", "lambda_", *sorted({*SAMPLING} - {"policy", "seed", "max_tokens"}))
 
 
 def keys(kind: type[Any]) -> list[str]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pasta_decoding.data.rows import Row, digest
+from pasta_decoding.engines.support import refuse_unsupported
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.check import check
@@ -109,9 +110,7 @@ def train_sft(
 def load_trainable(base: Path, config: SftConfig) -> Loaded:
     start = None if config.start is None else Path(config.start)
     if start is not None and holds_weights(start):
-        raise PastaError(
-            f"{start} holds a whole model, not an adapter to go on from: give it as --model"
-        )
+        raise PastaError(f"{start} holds a whole model, not an adapter: give it as --model")
     dtype = "bfloat16" if config.bf16 and config.lora_rank else "float32"
     settings = {"quantization_config": in_4bit(dtype)} if config.load_in_4bit else {}
     loaded = load_base(base, start, dtype=dtype, **settings)
@@ -126,6 +125,8 @@ def load_trainable(base: Path, config: SftConfig) -> Loaded:
         joins=tuple(join.value for join in config.joins),
         eagerness=0.0,
     )
+    if Joining.kv in config.joins:
+        refuse_unsupported(model)
     if config.gradient_checkpointing:
         recompute_activations(model)
     if start is not None:
