@@ -114,7 +114,7 @@ def test_a_round_prints_the_folder_of_the_adapter_and_another_lambda_takes_its_s
         (["--samples-from", "nowhere"], "pasta: cannot read nowhere/config.json"),
         (["--engine", "llama"], "pasta: the llama engine needs llama-cpp-python"),
         (["--policy", ""], "pasta: --policy is missing"),
-        (["--pairs", "x"], "sampled with --pairs: leave out baseline, engine, prompts, samples"),
+        (["--pairs", "x"], "sampled with --pairs: leave out prompts, baseline, engine, samples"),
     ],
 )
 def test_what_cannot_work_is_told_in_a_line(wrong: list[str], complaint: str, train: Pasta) -> None:

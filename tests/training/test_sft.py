@@ -110,7 +110,7 @@ def test_what_training_cannot_go_on_from_is_refused_before_there_is_a_run(
     wrong: list[tuple[Path, dict[str, Any], str]] = [
         (base, {"start": stranger, "lora_rank": 2}, "was trained on .*norms_sha256"),
         (base, {"start": whole, "lora_rank": 2}, "holds a whole model, not an adapter"),
-        (base, {"start": tiny_checkpoint.adapter, "lora_rank": 3}, "LoRA of rank 2, which stays"),
+        (base, {"start": tiny_checkpoint.adapter, "lora_rank": 3}, "2: give --lora-rank 2$"),
         (base, {"start": whole, "lora_rank": 0}, "no adapter to go on from"),
         (base, {"scheme": "spiral"}, "^no position scheme 'spiral'; known are shared-max,"),
         (base, {"load_in_4bit": True}, "^load_in_4bit needs a GPU and bitsandbytes$"),

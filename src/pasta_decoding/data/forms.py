@@ -4,8 +4,7 @@
   instruction behind a blank line;
 - `messages`, each with `role` and `content`, or ShareGPT's `conversations`, each with `from` and
   `value`: the last one is the response;
-- `prompt` and `completion`, each a text or a list of messages; here and above Alpaca's `output` is
-  a response as well;
+- `prompt` and `completion`, each a text or messages; here and above, Alpaca's `output` is one too;
 - any of them with `chosen` and `rejected` in the place of the response, as TRL has preferences: a
   list of these may begin with the prompt.
 

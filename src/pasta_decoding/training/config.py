@@ -130,9 +130,8 @@ class PreferenceConfig:
     report_to: ReportTo = ()
 
     def __post_init__(self) -> None:
-        preset = {one.name: one.default for one in fields(self)}
-        vain = [one for one in _WITHOUT_PAIRS if getattr(self, one) != preset[one]]
-        if self.pairs and vain:
+        changed = (one.name for one in fields(self) if getattr(self, one.name) != one.default)
+        if self.pairs and (vain := [name for name in changed if name in _OF_SAMPLES]):
             raise PastaError(f"nothing is sampled with --pairs: leave out {', '.join(vain)}")
 
     @property
@@ -146,7 +145,7 @@ SAMPLING = (
     *("baseline_samples", "limit", "max_prompt_chars", "max_tokens", "max_threads"),
 )
 """Settings that the samples and their measures depend on."""
-_WITHOUT_PAIRS = ("rounds", "lambda_", *sorted({*SAMPLING} - {"policy", "seed", "max_tokens"}))
+_OF_SAMPLES = {*SAMPLING, "rounds", "lambda_"} - {"policy", "seed", "max_tokens"}
 
 
 def keys(kind: type[Any]) -> list[str]:

@@ -67,10 +67,7 @@ def take_up(model: Any, adapter: Path, *, seed: int, rank: int | None = None) ->
     settings: Any = found.peft_config["default"]
     refuse_foreign(vars(settings), f"the adapter in {adapter}")
     if rank not in (None, settings.r):
-        raise PastaError(
-            f"{adapter} has LoRA of rank {settings.r}, which stays",
-            hint=f"Give --lora-rank {settings.r}.",
-        )
+        raise PastaError(f"{adapter} has LoRA of rank {settings.r}: give --lora-rank {settings.r}")
     # Its own name for the base is one of a hub, where peft would look whenever it saves.
     settings.base_model_name_or_path = ""
     return found
