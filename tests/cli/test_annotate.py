@@ -153,7 +153,7 @@ def test_what_cannot_be_annotated_is_told_and_what_was_there_stays(
         (broken, out): f"{broken}:2: not JSON: ",
         (source, tmp_path / "other.jsonl"): f"{partial} is not a journal of annotations: ",
         (broken, out, "--with", "nothing"): "--with nothing is neither structure, apar, llm nor",
-        (source, out, "--with", "llm"): "an endpoint is asked by --base-url and --model",
+        (source, out, "--with", "llm"): "an endpoint is asked by --base-url http",
     }
     for arguments, message in refused.items():
         found = pasta("annotate", *arguments)

@@ -100,8 +100,7 @@ def endpoint_annotator(
 ) -> tuple[Annotate, dict[str, Any]]:
     """Return the annotator `llm`, and those of its settings that its outcome depends on."""
     if base_url is None or model is None:
-        message = "an endpoint is asked by --base-url and --model"
-        raise PastaError(message, hint="For example: --base-url http://localhost:8000/v1 --model m")
+        raise PastaError("an endpoint is asked by --base-url http://host/v1 and --model m")
     key = next(filter(None, map(os.environ.get, KEY_VARIABLES)), "")
     endpoint = Endpoint(base_url, model, key, concurrency)
     guide = hashlib.sha256(json.dumps(introduction()).encode()).hexdigest()[:16]

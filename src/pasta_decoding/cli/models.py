@@ -22,9 +22,8 @@ from pasta_decoding.models.pull import find_base
 from pasta_decoding.models.pull import pull as fetch
 
 GGUF_WARNING = (
-    "Programs other than Pasta must never sample the control tokens, or parts of answers are "
-    "missing. llama.cpp's own commands obey the file in that since July 2026; for others see its "
-    "general.description."
+    "Other programs must never sample the control tokens, or parts of answers are missing. "
+    "llama.cpp's commands obey the file since July 2026; others: see its general.description."
 )
 
 
