@@ -121,44 +121,44 @@ class Clients:
     ends: Counter[str] = field(default_factory=Counter)
     differences: list[dict[str, Any]] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
-    _numbers: Iterator[int] = field(default_factory=count)
 
     def run(self) -> None:
         """Let them ask for the minutes, or for the number of requests."""
         began_s, last_s = time.monotonic(), 60 * self.options.minutes
+        self._stop_s = began_s + last_s
+        self._numbers = iter(range(self.options.requests or sys.maxsize))
         threads = [Thread(target=self._client, args=(n,)) for n in range(self.options.clients)]
         for thread in threads:
             thread.start()
         process, share = psutil.Process(), 0.0
         while any(thread.is_alive() for thread in threads):
             time.sleep(min(1.0, last_s / 50))
+            passed_s = time.monotonic() - began_s
             done = self.ends.total() / (self.options.requests or np.inf)
-            if max(done, (time.monotonic() - began_s) / last_s) >= share:
+            if max(done, passed_s / last_s) >= share:
                 share += 0.1
                 self.memory.append(process.memory_info().rss)
                 told = f"{dict(self.ends)}, {len(self.differences)} differ"
-                print(f"{(time.monotonic() - began_s) / 60:.1f} minutes: {told}", file=sys.stderr)
-            if time.monotonic() - began_s >= last_s:
-                self._numbers = iter(())
+                print(f"{passed_s / 60:.1f} minutes: {told}", file=sys.stderr)
         for thread in threads:
             thread.join()
 
     def _client(self, number: int) -> None:
         chance = Random(self.options.seed + number)
-        for asked in iter(lambda: next(self._numbers, None), None):
-            if asked == self.options.requests:
-                self._numbers = iter(())
+        for _ in self._numbers:  # all clients share them
+            if time.monotonic() >= self._stop_s:
                 return
             time.sleep(chance.expovariate(1 / self.options.pause))
             try:
-                self._one(self.lone[place := chance.randrange(len(self.lone))], place, chance)
+                self._one(chance)
             except Exception as error:  # noqa: BLE001  it is counted, and fails the run
                 self.ends[f"{type(error).__name__}: {error}"] += 1
 
-    def _one(self, lone: Lone, place: int, chance: Random) -> None:
-        got = self.ask(lone, chance)
+    def _one(self, chance: Random) -> None:
+        place = chance.randrange(len(self.lone))
+        got = self.ask(self.lone[place], chance)
         self.ends["left" if got is None else "answered"] += 1
-        if got is not None and (found := difference(lone, got, self.close)) is not None:
+        if got is not None and (found := difference(self.lone[place], got, self.close)):
             self.differences.append({"answer": place, **found})
             print(f"differs: {self.differences[-1]}", file=sys.stderr)
 
