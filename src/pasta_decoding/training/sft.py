@@ -43,6 +43,7 @@ from pasta_decoding.models.template import Message
 from pasta_decoding.runtime.asking import FAILURES
 from pasta_decoding.runtime.decoder import decoder_over
 from pasta_decoding.runtime.request import Rules, SamplingParams
+from pasta_decoding.runtime.text import fed_count
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.loop import RunTrainer, filled, processes, training_arguments
 from pasta_decoding.training.lora import add_lora, in_4bit, recompute_activations, save, take_up
@@ -205,8 +206,7 @@ def compile_answer(
     For each join: one layout for `kv`, a row for each stretch between syncs for `text`. The first
     of these rows is left out where it is how the `kv` layout begins.
     """
-    sizes = (1 if isinstance(one, SyncRun) else len(one.ids) for one in segments)
-    if len(prompt) + sum(sizes) > config.max_tokens:
+    if len(prompt) + fed_count(segments) > config.max_tokens:
         raise PastaError(f"longer than {config.max_tokens} tokens")
     laid: list[Layout] = []
     if Joining.kv in config.joins:
