@@ -69,10 +69,7 @@ def training_arguments(
 
 
 def examples_per_step(config: Config) -> int:
-    """Return how many make a step. Raises PastaError if the processes cannot share them evenly.
-
-    It also refuses to run one process for several GPUs: the Trainer would use all of them.
-    """
+    """Return how many make a step; PastaError for uneven shares or several GPUs a process."""
     of_sft, count = isinstance(config, SftConfig), processes().num_processes
     stage, name = ("sft", "packs_per_step") if of_sft else ("preference", "pairs_per_step")
     gpus = 0 if getattr(config, "device", None) == "cpu" else torch.cuda.device_count()
