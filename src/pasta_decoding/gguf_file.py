@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Bytes = npt.NDArray[np.uint8]
 
 _VERSIONS = (2, 3)
+_BROKEN = ValueError, TypeError, ArithmeticError, LookupError, RecursionError, struct.error
 _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _TEXT, _ARRAY = 8, 9
 
@@ -55,6 +56,13 @@ _KNOWN = {
     *("rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor"),
     *(*WIDTHS, "rope.scaling.original_context_length", "tensor_data_layout"),
 }
+# Where a block has its float16 numbers, in places of two bytes; all else of it is whole numbers.
+_SCALES = {
+    **dict.fromkeys(("F16", "Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 1)),
+    "Q6_K": (104,),
+}
+_REAL = ("rope.freq_base", "attention.layer_norm_rms_epsilon")
 _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -87,6 +95,13 @@ class GgufTensor:
         pairs = self.bytes_ON.reshape(self.heads, -1, 2, self.bytes_ON.shape[1])
         return pairs.swapaxes(1, 2).reshape(self.bytes_ON.shape)
 
+    def is_finite(self) -> bool:
+        """Are all of its numbers finite? Reads the scales of blocks, where the format has them."""
+        if (places := _SCALES.get(self.kind.name)) is None:
+            return bool(self[:].isfinite().all())
+        blocks = self.bytes_ON.reshape(-1, GGML_QUANT_SIZES[self.kind][1]).view(np.uint16)
+        return not any((blocks[:, place] & 0x7C00 == 0x7C00).any() for place in places)
+
     def __getitem__(self, which: slice | Sequence[int]) -> Tensor:
         """Raise PastaError for a number format that is unknown here."""
         import torch
@@ -118,12 +133,13 @@ class GgufFile:
             self.tensors = dict(list(self._tensors(tensors)))
         except OSError as error:
             raise PastaError(f"{path} cannot be read: {error.strerror}") from error
-        except (ValueError, TypeError, ArithmeticError, LookupError, struct.error) as error:
+        except _BROKEN as error:
             raise PastaError(f"{path} is not a GGUF file that can be read: {error}") from error
         if (parts := self.fields.get("split.count", 1)) not in (0, 1):
             hint = "llama-gguf-split --merge FIRST_PART WHOLE"
             raise PastaError(f"{path} is one of the {parts} parts of a model", hint=hint)
         self.architecture = str(self.fields.get("general.architecture"))
+        self.layers = min(self.field("block_count"), len(self.tensors))  # more have no weights
         self.weights = dict(self._named())
         factors = self.tensors.get("rope_freqs.weight")
         self.frequency_factors = None if factors is None else factors[:]
@@ -131,8 +147,9 @@ class GgufFile:
     def field(self, key: str, default: Any = None) -> Any:
         """Return a number of the model's own architecture. Raises PastaError if it is missing."""
         found = self.fields.get(f"{self.architecture}.{key}", default)
-        if not isinstance(found, int | float) or not found > 0:
-            raise PastaError(f"{self.path} holds no number above 0 as {self.architecture}.{key}")
+        kind, what = (float, "number") if key in _REAL else (int, "whole number")
+        if type(found) is not kind or not 0 < found < math.inf:
+            raise PastaError(f"{self.path} holds no {what} above 0 as {self.architecture}.{key}")
         return found
 
     def release(self) -> None:
@@ -174,7 +191,9 @@ class GgufFile:
             kind = GGMLQuantizationType(number)
             block, block_bytes = GGML_QUANT_SIZES[kind]
             rows, columns = (shape[0], 1) if len(shape) == 1 else (math.prod(shape[1:]), shape[0])
-            row_bytes = columns * block_bytes // block
+            row_bytes = columns // block * block_bytes
+            if columns % block:
+                raise ValueError(f"the rows of {name} end inside of a block")
             if start + offset + rows * row_bytes > len(self._raw):
                 raise ValueError(f"it ends before the end of {name}")
             raw = np.frombuffer(self._raw, np.uint8, rows * row_bytes, start + offset)
@@ -185,8 +204,7 @@ class GgufFile:
         if self.architecture == "llama":
             query, key = (self.field(f"attention.head_count{one}") for one in ("", "_kv"))
             heads = {"q_proj": query, "k_proj": key}
-        layers = min(self.field("block_count"), len(self.tensors))
-        for name, short in module_names(layers).items():
+        for name, short in module_names(self.layers).items():
             for kind in ("weight", "bias"):
                 if (found := self.tensors.get(f"{short}.{kind}")) is not None:
                     paired = heads.get(name.rpartition(".")[2])
@@ -207,12 +225,16 @@ def refuse_unread(file: GgufFile) -> None:
     if scaling != "none":
         raise PastaError(f"{path} has rotary positions of the type {scaling}, unknown here")
     _check_weights(file)
+    for name, weight in file.tensors.items():
+        if not weight.is_finite():
+            raise PastaError(f"{file.path} has numbers that are not finite, in {name}")
+    file.release()
 
 
 def _check_weights(file: GgufFile) -> None:
     """Raise PastaError for weights that are missing, unknown, misshapen, or no numbers."""
     shapes = _shapes(file)
-    names = {name: short for name, short in module_names(file.field("block_count")).items()
+    names = {name: short for name, short in module_names(file.layers).items()
              if name.rpartition(".")[2] in shapes}  # fmt: skip
     known = {f"{short}.{kind}" for short in names.values() for kind in ("weight", "bias")}
     if unknown := file.tensors.keys() - known - {"rope_freqs.weight"}:
@@ -229,8 +251,6 @@ def _check_weights(file: GgufFile) -> None:
         if weight.shape != shapes[kind]:
             shape = " x ".join(map(str, weight.shape))
             raise PastaError(f"{file.path} has {short}.weight in the shape {shape}")
-        if len(weight.shape) == 1 and not weight[:].isfinite().all():
-            raise PastaError(f"{file.path} has numbers that are not finite, in {short}.weight")
 
 
 def _shapes(file: GgufFile) -> dict[str, tuple[int, ...]]:

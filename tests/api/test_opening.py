@@ -85,7 +85,6 @@ def test_what_an_engine_cannot_do_is_refused(tiny_checkpoint: TinyCheckpoint) ->
     cases: list[tuple[dict[str, Any], str]] = [
         ({"max_model_len": 10_000}, "max_model_len is 10000, and model and cache hold"),
         ({"cache_tokens": 10**12}, "a cache of 1000000000000 tokens takes"),
-        ({"model": "any.gguf", "adapter": None}, "any.gguf cannot be read: No such file or dir"),
         ({"dtype": "Q4_0"}, "the torch engine has no number format Q4_0"),
         ({"device": "cuda:7"}, "cannot put the model on the device"),
         ({"engine": "fast", "device": "cuda"}, "^the engine fast takes no device$"),

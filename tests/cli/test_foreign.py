@@ -20,6 +20,7 @@ from tests.cli.conftest import Pasta
 Change = Callable[[Path], object]
 QUESTION = ["run", "Hello", "--engine", "torch", "--max-tokens", "8"]
 LOAD = "cannot be loaded"
+DOWN = "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
 NORM, MLP = "model.norm.weight", "model.layers.0.mlp.up_proj.weight"
 
 
@@ -35,11 +36,11 @@ def text(name: str, contents: str) -> Change:
     return lambda folder: (folder / name).write_text(contents)
 
 
-def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Change:
+def weights(change: Callable[[dict[str, torch.Tensor]], object], of: str = "model") -> Change:
     def rewrite(folder: Path) -> None:
-        found = load_file(folder / "model.safetensors")
+        found = load_file(folder / f"{of}.safetensors")
         change(found)
-        save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
+        save_file(found, folder / f"{of}.safetensors", metadata={"format": "pt"})
 
     return rewrite
 
@@ -61,6 +62,7 @@ MODELS: list[tuple[Change, str]] = [
     (text("config.json", "[]"), LOAD),
     (text("tokenizer_config.json", "[]"), LOAD),
     (text("tokenizer.json", "{}"), LOAD),
+    (settings("tokenizer_config.json", model_max_length="x"), LOAD),
     (text("generation_config.json", "[]"), LOAD),
     (settings(num_hidden_layers=1), "it has no place for model.layers.1"),
     (weights(lambda found: found.pop(NORM)), "it misses model.norm.weight"),
@@ -74,8 +76,9 @@ MODELS: list[tuple[Change, str]] = [
 ]
 ADAPTERS: list[tuple[Change, str]] = [
     (settings("adapter_config.json", lora_alpha=float("nan")), "numbers that are not finite"),
+    (settings("adapter_config.json", r=0), LOAD),
+    (weights(lambda found: found[DOWN].fill_(torch.inf), "adapter_model"), "A.weight has num"),
     (settings("adapter_config.json", r=3), "has another rank than 3"),
-    (settings("adapter_config.json", r="x"), LOAD),
     (text("adapter_config.json", "[]"), LOAD),
     (text("adapter_model.safetensors", "garbage"), LOAD),
 ]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFReader
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 from transformers import (
     AutoConfig,
@@ -33,6 +33,7 @@ from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.models.template import Message
 from tests.checkpoint import END_ID, TinyCheckpoint, byte_tokenizer, make_adapter, make_base
 from tests.engines.subjects import speaking
+from tests.engines.test_fast import ROPES, each_kind
 from tests.shapes import LLAMA3_SPLIT, llama3_tokenizer
 from tests.tiny import TINY_MODELS, tiny_llama
 
@@ -205,14 +206,15 @@ def test_the_templates_end_counts_beside_the_one_that_the_file_names(
 
 
 PART = struct.pack("<4sIQQQ11sIH", b"GGUF", 3, 0, 1, 11, b"split.count", 2, 2)
+NESTED = struct.pack("<4sIQQQ1sI", b"GGUF", 3, 0, 1, 1, b"x", 9) + struct.pack("<IQ", 9, 1) * 5000
 
 
-def numbered(key: str, number: int) -> Callable[[bytes, int], bytes]:
-    """Return what gives a setting of the model another value."""
+def numbered(key: str, number: int, kind: int = 4) -> Callable[[bytes, int], bytes]:
+    """Return what gives a setting another value, and another type."""
 
     def damage(raw: bytes, _at: int) -> bytes:
-        before, found, behind = raw.partition(f"llama.{key}".encode() + struct.pack("<I", 4))
-        return before + found + struct.pack("<I", number) + behind[4:]
+        before, found, behind = raw.partition(key.encode() + struct.pack("<I", 4))
+        return before + found[:-4] + struct.pack("<II", kind, number) + behind[4:]
 
     return damage
 
@@ -226,20 +228,19 @@ def numbered(key: str, number: int) -> Callable[[bytes, int], bytes]:
         (lambda raw, _: raw[:-4000], "it ends before the end of "),
         (lambda raw, at: raw[:at] + b"\x63" + raw[at + 1 :], "99 is not a valid GGMLQuant"),
         (lambda raw, _: raw.replace(b"llama", b"lluma"), "of the family lluma, not llama, qwen2"),
-        (
-            lambda raw, _: raw.replace(b"context_length", b"context_weight"),
-            "sets llama.context_weight, which is unknown here",
-        ),
+        (lambda raw, _: raw.replace(b"context_", b"contents"), "sets llama.contentslength, which"),
         (lambda raw, _: raw.replace(b"k.1.ffn_up", b"k.1.ffn_xy"), "such as blk.1.ffn_xy.weight"),
-        (
-            lambda raw, _: raw.replace(b"llama.feed_forward_length", b"llama.rope.scaling.factor"),
-            "has rotary positions of the type linear, unknown here",
-        ),
+        (lambda raw, _: raw.replace(b"feed_forward_length", b"rope.scaling.factor"), "type linear"),
+        (lambda raw, _: raw[:-2] + b"\x00\x7c", "numbers that are not finite, in output.weight"),
         (lambda *_: PART, "is one of the 2 parts of a model"),
-        (numbered("block_count", 3), "holds no blk.2.attn_q.weight"),
-        (numbered("rope.dimension_count", 4), "has heads of the widths [4, 8], not of one"),
-        (numbered("attention.head_count", 0), "holds no number above 0 as llama.attention.head_"),
-        (numbered("attention.head_count_kv", 3), "blk.0.attn_k.weight in the shape 16 x 32"),
+        (lambda *_: NESTED, "is not a GGUF file that can be read: maximum recursion depth"),
+        (lambda raw, at: raw[:at] + b"\x0c" + raw[at + 1 :], "blk.0.attn_q.weight end inside of a"),
+        (numbered("llama.block_count", 2**31), "holds no blk.2.attn_q.weight"),
+        (numbered("llama.block_count", 2, 6), "holds no whole number above 0 as llama.block_c"),
+        (numbered("llama.rope.dimension_count", 4), "has heads of the widths [4, 8], not of one"),
+        (numbered("llama.attention.head_count", 0), "holds no whole number above 0 as llama.att"),
+        (numbered("llama.attention.head_count_kv", 3), "attn_k.weight in the shape 16 x 32"),
+        (numbered("tokenizer.ggml.eos_token_id", 999), "has 999 as tokenizer.ggml.eos_token_id"),
         (lambda raw, _: raw.replace(b"gpt2", b"bert"), "is of the kind bert, gpt-2; only byte-l"),
     ],
 )
@@ -255,6 +256,16 @@ def test_a_file_that_cannot_be_read_says_why(
         load_gguf(GgufFile(path), path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@each_kind
+def test_numbers_that_are_not_finite_are_found_by_the_scales(kind: GGMLQuantizationType) -> None:
+    width, size = GGML_QUANT_SIZES[kind]
+    found = np.random.default_rng(0).integers(0, 256, (2000, 1, size), dtype=np.uint8)
+    weights = [GgufTensor(block, kind, (1, width)) for block in found]
+    with np.errstate(all="ignore"):
+        assert {one.is_finite() for one in weights} == {True, False}
+        assert all(one.is_finite() == bool(one[:].isfinite().all()) for one in weights)
 
 
 def test_a_number_format_that_cannot_be_read_is_named() -> None:
@@ -279,21 +290,10 @@ def test_matrices_are_halved_and_vectors_stay(
 
 
 def test_llama_scaling_has_its_own_tensor(tmp_path: Path) -> None:
-    rope = {
-        "rope_type": "llama3",
-        "rope_theta": 10_000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }
+    rope = {"rope_type": "llama3", "rope_theta": 10_000.0, **ROPES["llama3"]}
     model = tiny_llama(rope_parameters=rope)
     write_gguf(speaking(model), tmp_path / "tiny.gguf")
-    (factors,) = (
-        tensor.data
-        for tensor in GGUFReader(tmp_path / "tiny.gguf").tensors
-        if tensor.name == "rope_freqs.weight"
-    )
+    factors = GgufFile(tmp_path / "tiny.gguf").tensors["rope_freqs.weight"][:].numpy()
     plain = 10_000.0 ** -(np.arange(0, 8, 2) / 8)
     np.testing.assert_allclose(plain / factors, model.model.rotary_emb.inv_freq, rtol=1e-6)
 

@@ -16,7 +16,7 @@ from pasta_decoding.api.checkpoints import ModelFiles, find
 from pasta_decoding.api.config import EngineConfig, check_name, check_names
 from pasta_decoding.api.model import Model
 from pasta_decoding.engines.support import free_bytes, release_openmp_threads
-from pasta_decoding.errors import PastaError, require
+from pasta_decoding.errors import PastaError, errors_as, require
 from pasta_decoding.files import writable
 from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.lang.positions import scheme_named
@@ -146,13 +146,9 @@ def _open_torch(files: ModelFiles) -> LocalDecoder:
 
     config, dtype = files.config, _torch_dtype(files)
     loaded = load_model(files.base, files.adapter, dtype=dtype)
-    try:
+    said = f"cannot put the model on the device {files.device!r}, as --device cpu can"
+    with errors_as(said, RuntimeError, AssertionError):  # torch without CUDA asserts
         loaded.model.to(files.device)
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
-        raise PastaError(
-            f"cannot put the model on the device {files.device!r}: {error}",
-            hint="Use --device cpu.",
-        ) from error
     engine = TorchEngine(loaded.model, cache_tokens=config.cache_tokens)
     return decoder_over(engine, loaded, config.join)
 
@@ -228,8 +224,9 @@ def _open_llama(files: ModelFiles) -> LocalDecoder:
             path = writable(path.parent, "the exported model") / path.name
             log.info("writing %s (once)", path)
             write_export(files.base, adapter, path, file_type)
+    loaded = load_gguf(GgufFile(path), path)
     engine = LlamaEngine(path, cache_tokens=config.cache_tokens, threads=config.threads)
-    return decoder_over(engine, load_gguf(GgufFile(path), path), config.join)
+    return decoder_over(engine, loaded, config.join)
 
 
 def write_export(base: Path, adapter: Path | None, path: Path, file_type: str) -> None:

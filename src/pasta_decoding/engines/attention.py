@@ -25,7 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from pasta_decoding.engines.support import refuse_large_cache
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, errors_as
 
 SLOTS = "pasta_slots"
 
@@ -93,12 +93,8 @@ class SlotCache(Cache):
         def room(one_1G1D: Tensor) -> Tensor:
             return one_1G1D.new_zeros(1, one_1G1D.shape[1], slots, one_1G1D.shape[3])
 
-        try:
+        with errors_as(f"no memory on {model.device} for {tokens} tokens", RuntimeError):
             self.held = [(room(key_1G1D), room(value_1G1D)) for key_1G1D, value_1G1D in pairs]
-        except RuntimeError as error:
-            raise PastaError(
-                f"no memory on {model.device} for a cache of {tokens} tokens"
-            ) from error
         self.positions_S = torch.zeros(slots, dtype=torch.int32, device=model.device)
 
     def update(

@@ -77,7 +77,10 @@ def frequencies(weights: ModelWeights, kind: str) -> tuple[Tensor, float]:
         return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, layer_type=kind if nested else None)
     pair_P = torch.arange(0, weights.head_width, 2, dtype=torch.float32) / weights.head_width
     frequency_P = rope["rope_theta"] ** -pair_P
-    return frequency_P if factors is None else frequency_P / factors, 1.0
+    divisor_P = torch.ones_like(frequency_P) if factors is None else factors
+    if divisor_P.shape != frequency_P.shape or not (divisor_P > 0).all():
+        raise PastaError("rope_freqs.weight has no divisor above 0 for each frequency")
+    return frequency_P / divisor_P, 1.0
 
 
 class FastEngine(CachedEngine):

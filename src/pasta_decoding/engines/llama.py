@@ -72,19 +72,13 @@ def quantize(source: Path, target: Path, file_type: str) -> None:
 def _load_model(llama: ModuleType, path: Path) -> Any:
     """Load a GGUF file. Raises PastaError for anything else."""
     _errors.clear()
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise PastaError(f"cannot read {path}: {error}") from error
     parameters = llama.llama_model_default_params()
     # Its kernels for AMX end in a segmentation fault on some machines (ggml-org/llama.cpp#20824),
     # and want a copy of the weights beside the file.
     parameters.use_extra_bufts = b"AMX_INT8 = 1" not in llama.llama_print_system_info()
-    model = magic == b"GGUF" and llama.llama_model_load_from_file(str(path).encode(), parameters)
+    model = llama.llama_model_load_from_file(str(path).encode(), parameters)
     if not model:
-        said = "; ".join(_errors) or "it does not begin like one"
-        raise PastaError(f"{path} is not a GGUF file that llama.cpp can load: {said}")
+        raise PastaError(f"{path} is not a GGUF file that llama.cpp can load: {'; '.join(_errors)}")
     return model
 
 

@@ -14,7 +14,6 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from pasta_decoding.engines.support import attention_windows
-from pasta_decoding.errors import PastaError
 from pasta_decoding.gguf_file import GgufFile, GgufTensor
 
 EMBEDDINGS = "model.embed_tokens"
@@ -109,10 +108,8 @@ class ModelWeights:
             )
 
     def linear(self, name: str) -> Linear:
-        tied = self._tensors.get(f"{EMBEDDINGS}.weight") if name == "lm_head" else None
-        found = self._tensors.get(f"{name}.weight", tied)
-        if found is None:
-            raise PastaError(f"the model has no {name}.weight")
+        is_tied = name == "lm_head" and "lm_head.weight" not in self._tensors
+        found = self._tensors[f"{EMBEDDINGS if is_tied else name}.weight"]
         if self._file is not None:
             self._file.release()
         weight = found if isinstance(found, GgufTensor) else stored(found)

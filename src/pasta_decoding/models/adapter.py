@@ -66,15 +66,17 @@ def read_added(weights: Mapping[str, Any], folder: Path) -> Added:
     `merge_adapter` does.
     """
     import torch
+    from torch.nn import functional
 
     with _adapter_errors(folder), torch.no_grad():
         added, rows = _read_adapter(folder)
         tied = weights[f"{EMBEDDINGS}.weight"]
         for layer, (tokens, row_TI) in rows.items():
             table = weights.get(f"{layer}.weight", tied)
-            up_OT = torch.zeros(table.shape[0], len(tokens))
-            up_OT[tokens, range(len(tokens))] = 1.0
-            added[layer] = (row_TI.float() - table[tokens].float(), up_OT)
+            up_OT = functional.one_hot(torch.tensor(tokens), table.shape[0]).T.float()
+            if row_TI.shape != (replaced_TI := table[tokens].float()).shape:
+                raise ValueError(f"{layer} has another shape")
+            added[layer] = (row_TI.float() - replaced_TI, up_OT)
         for layer, pair in added.items():
             _check_shape(layer, pair, weights.get(f"{layer}.weight", tied))
     return added
@@ -92,22 +94,25 @@ def _read_adapter(folder: Path) -> tuple[Added, Rows]:
 
     settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     refuse_foreign(settings, f"the adapter in {folder}")
-    rank = math.sqrt(settings["r"]) if settings.get("use_rslora") else settings["r"]
+    rank = settings["r"]
+    scale = settings["lora_alpha"] / (math.sqrt(rank) if settings.get("use_rslora") else rank)
     found = load_file(folder / "adapter_model.safetensors")
     weights = {name.removeprefix("base_model.model."): one for name, one in found.items()}
     low_rank, rows = {}, {}
     for name in sorted(weights):
+        if not (weights[name].float().sum() * scale).isfinite():
+            raise ValueError(f"{name} has numbers that are not finite")
         if name.endswith(_DOWN):
             layer = name.removesuffix(_DOWN)
-            up_OR = weights[layer + _UP].float() * (settings["lora_alpha"] / rank)
-            low_rank[layer] = (weights[name], up_OR)
+            low_rank[layer] = down_RI, up_OR = weights[name], weights[layer + _UP].float() * scale
+            if (len(down_RI), up_OR.shape[1]) != (rank, rank):
+                raise ValueError(f"{layer} has another rank than {rank}")
         elif name.endswith(_ROWS):
             layer = name.removesuffix(_ROWS)
             tokens = settings["trainable_token_indices"][layer.rpartition(".")[2]]
             rows[layer] = (tokens, weights[name])
         elif not name.endswith(_UP):
             raise ValueError(f"{name} has no place")
-    _refuse_unsound(low_rank, rows, settings["r"])
     if EMBEDDINGS in rows:  # trained on a copy of the base whose head is tied
         rows.setdefault(HEAD, rows[EMBEDDINGS])
     return low_rank, rows
@@ -119,17 +124,9 @@ def refuse_foreign(settings: Mapping[str, Any], what: str) -> None:
         raise PastaError(f"{what} uses {', '.join(foreign)}, which Pasta does not merge")
 
 
-def _refuse_unsound(low_rank: Added, rows: Rows, rank: int) -> None:
-    for layer, (down_RI, up_OR) in low_rank.items():
-        if (len(down_RI), up_OR.shape[1]) != (rank, rank):
-            raise ValueError(f"{layer} has another rank than {rank}")
-    for layer, (_, one) in {**low_rank, **rows}.items():
-        if not one.sum().isfinite():
-            raise ValueError(f"{layer} has numbers that are not finite")
-
-
 def _adapter_errors(folder: Path) -> AbstractContextManager[None]:
     from safetensors import SafetensorError
 
-    kinds = (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError)
-    return errors_as(f"the adapter in {folder} cannot be loaded", *kinds, SafetensorError)
+    kinds = OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError
+    said = f"the adapter in {folder} cannot be loaded"
+    return errors_as(said, *kinds, ArithmeticError, SafetensorError)

@@ -125,10 +125,8 @@ def model_card(checkpoint: Checkpoint, adapter: Path | None = None) -> str:
 
     front, own = ModelCardData(), ""
     if adapter is not None and (adapter / CARD).is_file():
-        try:
+        with errors_as(f"{adapter / CARD} cannot be read", Exception):  # YAML's, the hub's
             card = ModelCard.load(adapter / CARD)
-        except Exception as error:  # of YAML's, of the hub's, of the file system's
-            raise PastaError(f"{adapter / CARD} cannot be read: {error}") from error
         front, own = card.data, _RELATIVE_LINK.sub(r"\1", card.text).strip()
     base = checkpoint.base.name
     on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~"))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.gguf_file import WIDTHS, module_names, refuse_unread
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import Loaded
@@ -211,21 +211,19 @@ def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
     """Return the tokenizer. Raises PastaError unless it is a byte-level BPE of a known kind."""
     from transformers import PreTrainedTokenizerFast
 
-    kind, name = (file.fields.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    kind, name = (str(file.fields.get(f"tokenizer.ggml.{key}")) for key in ("model", "pre"))
     if kind != "gpt2" or name not in PRE_TOKENIZERS:
         raise PastaError(
             f"the tokenizer in {file.path} is of the kind {kind}, {name}; only byte-level BPE "
             f"(gpt2) of {', '.join(PRE_TOKENIZERS)} is known"
         )
-    try:
+    with errors_as(f"the tokenizer in {file.path} cannot be read", Exception):  # of `tokenizers`
         texts: list[str] = file.fields["tokenizer.ggml.tokens"]
         numbers = {role: _special(file, key) for role, key in _ROLES.items()}
         named = {f"{role}_token": texts[one] for role, one in numbers.items() if one is not None}
         if len({*texts}) < len(texts) or len(texts) > file.tensors["token_embd.weight"].shape[0]:
             raise ValueError("tokens are there twice, or are more than the model has")
         backend = _backend(file, name, texts)
-    except Exception as error:  # `tokenizers` raises this very class
-        raise PastaError(f"the tokenizer in {file.path} cannot be read: {error!r}") from error
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **named)
     tokenizer.chat_template = file.fields.get("tokenizer.chat_template")
     tokenizer.name_or_path = str(file.path)
@@ -237,7 +235,11 @@ def read_ends(file: GgufFile) -> list[int | None]:
 
 
 def _special(file: GgufFile, name: str) -> int | None:
-    return file.fields.get(f"tokenizer.ggml.{name}_token_id")
+    key, rows = f"tokenizer.ggml.{name}_token_id", file.tensors["token_embd.weight"].shape[0]
+    found = file.fields.get(key)
+    if found is not None and not (type(found) is int and 0 <= found < rows):
+        raise PastaError(f"{file.path} has {found!r} as {key}, which is no token's id")
+    return found
 
 
 def _backend(file: GgufFile, name: str, texts: list[str]) -> Tokenizer:

@@ -63,7 +63,9 @@ def load_tokenizer(base: Path) -> Any:
 
         return read_tokenizer(GgufFile(base))
     with errors_of("tokenizer", base):
-        return AutoTokenizer.from_pretrained(base, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
+        tokenizer.encode("")  # reads settings that loading does not
+        return tokenizer
 
 
 def errors_of(what: str, folder: Path) -> AbstractContextManager[None]:

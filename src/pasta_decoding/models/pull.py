@@ -69,17 +69,12 @@ def find_base(model: Path | None, cache: Path, *, adapter: str = NO_ADAPTER) -> 
     name = model.as_posix()
     if model.exists() or not _HUB_NAME.fullmatch(name):
         return model
-    try:
+    # The client lets errors of its transport library through, which changes with releases.
+    with errors_as(f"{name} is no folder, and could not be fetched from the hub", Exception):
         folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILES), tqdm_class=tqdm))
         if next(folder.glob("model*.safetensors"), None) is None:
             snapshot_download(name, allow_patterns=OLD_WEIGHTS, tqdm_class=tqdm)
         return folder
-    # The client lets errors of its transport library through, and which library that is
-    # changes from release to release.
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        message = f"{name} is no folder, and could not be fetched from the hub: {reason}"
-        raise PastaError(message) from error
 
 
 def fetch_wheels(base: BaseModel, folder: Path) -> Path:

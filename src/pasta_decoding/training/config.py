@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from typer import Option
 
 from pasta_decoding.api.config import check_name
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SCHEMES
 from pasta_decoding.runtime.request import Rules
@@ -161,10 +161,8 @@ def read_config(path: Path, kind: type[Any]) -> dict[str, Any]:
     """
     import yaml
 
-    try:
+    with errors_as(f"{path} cannot be read", OSError, UnicodeDecodeError, yaml.YAMLError):
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise PastaError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if isinstance(found, dict):
         found = found.get("sft" if kind is SftConfig else "preference", found)
     if not isinstance(found, dict):
