@@ -1,7 +1,5 @@
 """What a user's mistake raises. Anything else that escapes is a bug of ours."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec

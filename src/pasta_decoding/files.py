@@ -1,7 +1,5 @@
 """Files and folders that are there whole or not at all, and caches that cannot be written."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -4,8 +4,6 @@
 constraints that the interpreter would give.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum

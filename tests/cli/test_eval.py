@@ -115,13 +115,6 @@ def test_flags_that_mean_nothing_are_refused(generate: Pasta, out: Path) -> None
         assert found.err.startswith(f"pasta: {message}")
 
 
-def test_sampling_is_kept_with_the_run(generate: Pasta, out: Path) -> None:
-    flags = ("--temperature", "1", "--top-p", "0.9", "--seed", "7", "--limit", "1")
-    assert generate(*flags, methods=("pasta",)).status == 0
-    sampling = settings(out / "pasta-adapter")["sampling"]
-    assert sampling == {"temperature": 1.0, "top_p": 0.9, "seed": 7}
-
-
 def test_lookup_is_timed_and_reported_against_transformers_own_generate(
     generate: Pasta, pasta: Pasta, out: Path
 ) -> None:

@@ -114,6 +114,7 @@ def test_a_round_prints_the_folder_of_the_adapter_and_another_lambda_takes_its_s
         (["--samples-from", "nowhere"], "pasta: cannot read nowhere/config.json"),
         (["--engine", "llama"], "pasta: the llama engine needs llama-cpp-python"),
         (["--policy", ""], "pasta: --policy is missing"),
+        (["--engine", "remote"], "was not trained for the join text, under which stage 2"),
         (["--pairs", "x"], "sampled with --pairs: leave out prompts, baseline, engine, samples"),
     ],
 )

@@ -12,9 +12,6 @@ from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Pasta
 from tests.remote.fake import Fake, by_model, serving
 
-HABITS = ["Name a habit.", "Name another one.", "And a third one?"]
-HERE = ["--engine", "torch", "--dtype", "float32"]
-
 
 @pytest.fixture(scope="module")
 def merged(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -63,21 +60,3 @@ def test_a_server_that_asks_for_a_key_gets_it(
     assert (found.status, "refuses the key (401); set PASTA_REMOTE_KEY" in found.err) == (2, True)
     monkeypatch.setenv("PASTA_REMOTE_KEY", "sesame")
     assert ask(*there, "--sequential", "--json").object["sent"]["requests"] == 1
-
-
-def test_prompts_are_evaluated_over_servers_several_at_a_time(
-    pasta: Pasta, merged: Path, fake: Fake, there: list[str], tmp_path: Path
-) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"instruction": text}) + "\n" for text in HABITS))
-    command = ["eval", "generate", "--prompts", prompts, "--max-tokens", 20]
-    command += ["--method", f"sequential={merged}"]
-    fake.most_live = 0
-    found = []
-    for name, where in (("here", HERE), ("there", there)):
-        assert pasta(*command, "--out", tmp_path / name, *where).status == 0
-        lines = (tmp_path / name / "sequential-tiny" / "records.jsonl").read_text().splitlines()
-        told = ("id", "text", "plain_tokens", "critical_path", "error")
-        found.append({tuple(json.loads(line)[key] for key in told) for line in lines})
-    assert found[0] == found[1]
-    assert fake.most_live == len(HABITS)

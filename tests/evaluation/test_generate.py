@@ -230,12 +230,6 @@ def test_a_method_that_comes_later_is_timed_together_with_the_others(runs: Runs)
 # Records
 
 
-def test_a_sync_that_is_only_talked_about_is_text() -> None:
-    talker = puppet(lambda _question: "Write <sync/> to wait.")
-    [record] = ask_all(sequential(talker), QUESTIONS[:1], Plan())
-    assert record.annotated == "Write \\<sync/> to wait."
-
-
 def test_a_record_of_an_earlier_version_is_read_without_what_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text('{"id": "a", "instruction": "One?", "syncs": 1, "fallback": false}\n')

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.metrics import Figures, figures, geometric, mean
+from pasta_decoding.evaluation.metrics import Figures, figures, mean
 from pasta_decoding.evaluation.records import Record, RunFolder
 from tests.evaluation.runfolders import failed, parallel, record
 
@@ -27,13 +27,6 @@ def test_an_interval_is_that_of_the_normal_distribution_where_there_are_many_pro
     found, error = mean(values_P), 1.96 * values_P.std() / 20
     assert found.low == pytest.approx(values_P.mean() - error, abs=0.03)
     assert found.high == pytest.approx(values_P.mean() + error, abs=0.03)
-
-
-def test_a_resample_of_nothing_and_values_that_are_none_do_not_count() -> None:
-    assert mean([1.0, math.nan]).low == 1
-    assert mean([math.nan, 3.0]).value == 3
-    assert mean([math.nan]).value is None
-    assert geometric([math.nan]).value is None
 
 
 def test_speedups_are_geometric_means_of_each_prompts_ratio() -> None:

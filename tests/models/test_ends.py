@@ -5,6 +5,7 @@ Texts that bring no end with them get the tokenizer's own, in training and in ra
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from pasta_decoding.data.rows import question_of
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.layout import MAIN, Layout
+from pasta_decoding.lang.layout import MAIN, Layout, lay_out
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import load_model
 from pasta_decoding.runtime.decoder import LocalDecoder
@@ -53,7 +54,7 @@ def test_answers_layouts_samples_and_replays_keep_the_end_that_was_chosen(
 ) -> None:
     prompts, path = [question_of("Why?")], tmp_path / "samples.jsonl"
     samples = sample_answers(
-        lambda: decoder,
+        lambda: nullcontext(decoder),
         prompts,
         path,
         name="ends",
@@ -65,7 +66,9 @@ def test_answers_layouts_samples_and_replays_keep_the_end_that_was_chosen(
     assert by_end.keys() >= {OTHER_END, END_ID}
     for end, sample in by_end.items():
         assert decode_sample(json.loads(json.dumps(encode_sample(sample)))).end == end
-        layout = sample.layout(decoder.scheme, decoder.vocabulary.control)
+        close = decoder.vocabulary.control.async_close
+        answer = (sample.prompt_ids, sample.segments, decoder.scheme)
+        layout = lay_out(*answer, async_close=close, end=sample.end)
         assert label_of_end(layout) == end
         last = decoder.vocabulary.end if end is None else end
         again = decoder.answer(replay(decoder, sample.prompt_ids, sample.segments, last))

@@ -14,6 +14,7 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from os.path import commonprefix
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,6 +58,7 @@ class Fake:
                of them are under way.
     checks:    those that only ask what the server can do.
     processor: makes what holds requests to their params, as vLLM does; None has none.
+    adapted:   makes a script of an adapter's folder; None loads none. `calls` are for these.
     token_s:   how long it takes for a token.
     """
 
@@ -68,6 +70,9 @@ class Fake:
     key: str | None = None
     token_s: float = 0.0
     processor: Callable[[], Places] | None = None
+    adapted: Callable[[Path], Script] | None = None
+    adapters: dict[str, Script] = field(default_factory=dict)
+    calls: list[tuple[str, str]] = field(default_factory=list)
     bodies: list[Body] = field(default_factory=list)
     checks: list[Body] = field(default_factory=list)
     live: int = 0
@@ -83,7 +88,18 @@ class Fake:
         if not self._may(request):
             return refusal(401, "Unauthorized")
         model = {"id": self.model, "object": "model", "max_model_len": self.max_model_len}
-        return JSONResponse({"object": "list", "data": [model]})
+        adapters = [{"id": name, "parent": self.model} for name in self.adapters]
+        return JSONResponse({"object": "list", "data": [model, *adapters]})
+
+    async def adapt(self, request: Request) -> Response:
+        body, action = await request.json(), request.path_params["action"]
+        if self.adapted is None:
+            return JSONResponse({"detail": "Not Found"}, 404)
+        self.calls.append((action, name := body["lora_name"]))
+        self.adapters.pop(name, None)
+        if action == "load":
+            self.adapters[name] = self.adapted(Path(body["lora_path"]))
+        return Response()
 
     async def complete(self, request: Request) -> Response:
         body = await request.json() | {"session": request.headers.get("x-session-id")}
@@ -93,7 +109,7 @@ class Fake:
         (self.checks if check else self.bodies).append(body)
         if not self._may(request):
             return refusal(401, "Unauthorized")
-        if body["model"] != self.model:
+        if body["model"] not in (self.model, *self.adapters):
             return refusal(404, f"The model `{body['model']}` does not exist.")
         if problem := self.problem(body):
             return refusal(400, problem)
@@ -143,7 +159,8 @@ class Fake:
             self.live -= requests
 
     def _choose(self, body: Body, written: list[int], held: Places | None) -> int:
-        logits_V = np.array(self.script((*body["prompt"], *written)), dtype=np.float64)
+        script = self.adapters.get(body["model"], self.script)
+        logits_V = np.array(script((*body["prompt"], *written)), dtype=np.float64)
         for token, by in (body["logit_bias"] or {}).items():
             logits_V[int(token)] += by
         if held is not None:
@@ -205,7 +222,9 @@ def serving(fake: Fake) -> Iterator[Fake]:
     """Serve until the block ends."""
     app, fake.port = _server()
     completions = Route("/v1/completions", fake.complete, methods=["POST"])
-    mount = Mount(f"/{id(fake)}", routes=[Route("/v1/models", fake.models), completions])
+    adapters = Route("/v1/{action}_lora_adapter", fake.adapt, methods=["POST"])
+    models = Route("/v1/models", fake.models)
+    mount = Mount(f"/{id(fake)}", routes=[models, completions, adapters])
     app.router.routes.append(mount)
     try:
         yield fake

@@ -25,6 +25,7 @@ from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.load import find_adapter, load_model
 from pasta_decoding.remote.decoder import RemoteDecoder, remote_decoder
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.asking import ask, run_all
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.events import Opened
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
@@ -90,7 +91,7 @@ def remote(url: str, merged: Path) -> RemoteDecoder:
 
 @pytest.fixture(scope="module")
 def local(merged: Path) -> LocalDecoder:
-    return torch_decoder(merged, merged, joining=Joining.text)
+    return torch_decoder(merged, merged, join=Joining.text)
 
 
 @pytest.fixture(scope="module")
@@ -102,10 +103,7 @@ def answers(remote: RemoteDecoder, local: LocalDecoder) -> list[tuple[Answer, An
 
 def together(decoder: RemoteDecoder | LocalDecoder, requests: list[Request]) -> list[Answer]:
     with closing(decoder.scheduler()) as scheduler:
-        asked = [scheduler.add(request) for request in requests]
-        while None in (found := [one.result() for one in asked]):
-            scheduler.step()
-    return [answer for answer in found if answer is not None]
+        return next(run_all(scheduler, [ask(scheduler, requests, max_seconds=1800)]))
 
 
 def test_answers_are_those_of_the_torch_engine_up_to_a_near_tie(

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segment, lay_out
-from pasta_decoding.training.loop import Meter
 from pasta_decoding.training.sft import label_loss
 from pasta_decoding.training.view import (
     Example,
@@ -43,22 +42,6 @@ def test_the_loss_is_the_summed_cross_entropy() -> None:
     one = example(0, 0, CONTROL)
     found, _ = label_loss(logprobs(HALF, QUARTER, HALF), one, control_ids=[CONTROL])
     assert float(found) == pytest.approx(HALF + QUARTER + HALF)
-
-
-def test_text_and_control_tokens_are_read_apart_and_then_start_anew() -> None:
-    meter = Meter()
-
-    def metered(costs: list[float], *labels: int) -> None:
-        meter.add(label_loss(logprobs(*costs), example(*labels), control_ids=[CONTROL])[1])
-
-    metered([HALF, QUARTER, HALF], 0, 0, CONTROL)
-    metered([QUARTER], CONTROL)
-    text, control = (HALF + QUARTER) / 2, (HALF + QUARTER) / 2
-    figures = {"text_loss": text, "control_loss": control, "loss": text}
-    assert meter.read() == pytest.approx(figures)
-    assert meter.read() == {}
-    metered([HALF], 0)
-    assert meter.read() == pytest.approx({"text_loss": HALF, "loss": HALF})
 
 
 def test_a_bfloat16_model_has_its_loss_computed_in_float32() -> None:

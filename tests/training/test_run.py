@@ -80,13 +80,6 @@ def test_every_setting_that_differs_is_named_with_both_values(tmp_path: Path) ->
     refuse_other_run(tmp_path, CONFIG)  # a version without one setting, and with another, began it
 
 
-def test_settings_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    for text in ("", "{", "[1]"):
-        path.write_text(text)
-        assert str(path) in refusal(lambda: refuse_other_run(tmp_path, CONFIG))
-
-
 def test_the_last_checkpoint_is_the_one_with_the_most_steps_that_is_whole(tmp_path: Path) -> None:
     for step, state in ((9, "{}"), (10, json.dumps({})), (11, '{"global_step"'), (12, None)):
         (tmp_path / f"checkpoint-{step}").mkdir()

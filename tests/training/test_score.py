@@ -22,7 +22,6 @@ from pasta_decoding.training.score import (
     measure,
     raw_scores,
     score_parts,
-    summarise,
 )
 from tests.law import world
 
@@ -92,13 +91,6 @@ SLOW, FAST = part(0, 100, 100, quality=-1.0), part(1, 100, 10, quality=-2.0)
 )
 def test_what_wins(parts: list[ScoreParts], lambda_: float | None, best: int) -> None:
     assert ranked(parts, lambda_)[0] == best
-
-
-def test_nor_does_length_control_let_a_short_answer_win() -> None:
-    """Among answers of usual lengths, of which the longer ones bring a little more a step."""
-    usual = [part(n + 1, t, round(t / (1.8 + t / 500))) for n, t in enumerate(range(70, 140, 10))]
-    scores = score_parts([part(0, 10, 8), *usual], {"p": 100}, 0.0)
-    assert min(scores) == scores[0]
 
 
 def test_ten_chunks_that_say_the_same_lose_to_one() -> None:
@@ -223,12 +215,3 @@ def test_the_baselines_tokens_are_the_median_of_its_finished_answers() -> None:
     answers = [of("a", 10), of("a", 20), of("a", 60, truncated=True), of("b", 50, truncated=True)]
     assert baseline_tokens(answers) == {"a": 15, "b": 15}
     assert baseline_tokens([of("b", 50, truncated=True)]) == {"b": 50}
-
-
-def test_a_round_is_summed_up_by_all_best_and_worst() -> None:
-    parts = [part(0, 100, 50, quality=1.0), part(1, 100, 25, quality=2.0), CUT]
-    found = summarise(parts[:2], [PreferencePair("p", best=1, worst=0, candidates=2)])
-    assert (found["pairs"], found["all"]["answers"], found["all"]["quality"]) == (1, 2, 1.5)
-    assert found["best"]["tokens_per_step"] == pytest.approx(4)
-    assert found["worst"]["tokens_per_step"] == pytest.approx(2)
-    assert set(summarise(parts, [])) == {"pairs", "all"}

@@ -1,7 +1,5 @@
 """What a config names: the files of a checkpoint, fetched or found, and its baseline's."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Mapping

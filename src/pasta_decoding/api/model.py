@@ -1,7 +1,5 @@
 """A loaded model that answers: the front door of Pasta for Python."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

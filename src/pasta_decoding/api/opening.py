@@ -3,8 +3,6 @@
 A new engine is a file in `engines/`, an entry of `ENGINES`, and a place in `choose_engine`.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """An answer while it is written, for plain code and for coroutines: pieces, then a `Result`."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator

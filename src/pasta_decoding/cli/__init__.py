@@ -4,8 +4,6 @@ Exit status: 0 fine, 1 problems found, 2 could not run, 130 interrupted. Only th
 asked for is imported, so `pasta --help` costs nothing.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import os

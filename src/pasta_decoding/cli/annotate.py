@@ -3,8 +3,6 @@
 A new rule is one file, `data/annotate/NAME.py`, and one line of `RULES`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

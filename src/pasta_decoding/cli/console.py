@@ -1,7 +1,5 @@
 """What commands share: the user's cache, lines and bars on standard error, and lanes."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Commands on rows: `lint`, `data build` and `data report`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

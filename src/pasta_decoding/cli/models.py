@@ -1,7 +1,5 @@
 """Commands on models and files: `models`, `pull`, `export`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -3,8 +3,6 @@
 So its type, default and help stand once, in the class that it fills.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from copy import copy

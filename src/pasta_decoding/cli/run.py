@@ -1,7 +1,5 @@
 """The commands `run`, `compare` and `chat`."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

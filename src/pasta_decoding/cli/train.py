@@ -1,7 +1,6 @@
 """The commands `train sft` (stage 1) and `train preference` (stage 2)."""
 
-from __future__ import annotations
-
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -100,7 +99,9 @@ def preference(
     if samples_from is not None:
         share_samples(samples_from, out, config)
     pairs = [pair for path in config.pairs for pair in read_pairs(Path(path))]
-    adapter = PreferenceRun(config, base, out, cache_folder()).train(prompts_of(config), pairs)
+    key = os.environ.get("PASTA_REMOTE_KEY")
+    run = PreferenceRun(config, base, out, cache_folder(), key)
+    adapter = run.train(prompts_of(config), pairs)
     if processes().is_main_process:
         typer.echo(adapter)
 

@@ -5,8 +5,6 @@ With timing nothing shares the engine: prompt by prompt every method answers alo
 that is shuffled anew each turn, so that a machine that slows down slows all of them down.
 """
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A method answers by a generator, which returns the record of the question. It kn
 same lines run alone, for timing, and beside other questions, for throughput.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace

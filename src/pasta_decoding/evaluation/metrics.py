@@ -12,8 +12,6 @@ hold 95 % of the bootstrap resamples over prompts, the same for all figures.
 Shapes: P prompts, R resamples.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Mapping, Sequence

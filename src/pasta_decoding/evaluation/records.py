@@ -10,8 +10,6 @@ records.jsonl:      a line an answer, in the order in which they ended.
 model_outputs.json: all answers in AlpacaEval's format, in the order of the prompts; at the end.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """`pasta eval report`: one page with a plot, a table and the answers; the numbers as JSON."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Iterator, Sequence

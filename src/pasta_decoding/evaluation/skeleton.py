@@ -12,8 +12,6 @@ The requests for points share one prefill, which is one step:
 Without two points we ask for the plain answer, and count the steps of the skeleton as well.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace

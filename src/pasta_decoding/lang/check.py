@@ -4,8 +4,6 @@ A response passes exactly if printing what was read gives its text again and no 
 or has white space at its edges.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from dataclasses import dataclass
 

@@ -16,8 +16,6 @@ order, ids with their tags. Within a row there is no join; so a row is what an e
 that knows nothing but causal sequences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -11,8 +11,6 @@
 - echoed chunk: one most of whose word pairs the main text of the same answer has too.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence

@@ -5,8 +5,6 @@ it was trained with. The layout and the interpreter both ask the scheme and nobo
 add an entry to `SCHEMES`. ASYNC_OPEN takes the position behind PROMISE_CLOSE in all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

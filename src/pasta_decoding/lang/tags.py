@@ -5,8 +5,6 @@ files refer to it. Reading undoes the escapes: of k backslashes before an attemp
 remain, and if k is odd the tag is text. Backslashes elsewhere stay as they are.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@
 meaning; the table in docs/language.md has a row for each `report` and each `valid_` here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 

@@ -4,8 +4,6 @@ All requests of one answer go to the same replica, whose prefix cache then knows
 a new answer goes to the one that has the fewest. Nothing else is kept of anybody.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import uuid

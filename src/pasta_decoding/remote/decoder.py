@@ -200,7 +200,7 @@ def _model_of(
     if status in (401, 403):
         raise PastaError(f"{base_url} refuses the key ({status}); set PASTA_REMOTE_KEY")
     try:
-        models = {str(one["id"]): one.get("max_model_len") for one in json.loads(body)["data"]}
+        models = {str(one["id"]): dict(one) for one in json.loads(body)["data"]}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise PastaError(f"{base_url}/models does not list models: {said}") from error
     known = [name for name in names if name in models] or (list(models) if len(models) == 1 else [])
@@ -208,5 +208,6 @@ def _model_of(
         served, wanted = ", ".join(map(repr, models)), " or ".join(map(repr, names))
         message = f"{base_url} serves {served or 'no model'}, none of them called {wanted}"
         raise PastaError(f"{message} (vLLM: --served-model-name)")
-    size = models[known[0]]
+    model = models[known[0]]
+    size = models.get(str(model.get("parent")), model).get("max_model_len")  # an adapter has none
     return known[0], size if type(size) is int and size > 0 else None

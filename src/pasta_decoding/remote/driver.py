@@ -9,8 +9,6 @@ A server with Pasta's logits processor obeys the `GuidedParams` of a request. Wi
 ends its request; a request of a single token, with the right bias, brings the next best.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence

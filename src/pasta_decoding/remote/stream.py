@@ -6,8 +6,6 @@ https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html `vllm_xargs
 server that has Pasta's logits processor.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

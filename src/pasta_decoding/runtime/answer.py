@@ -1,7 +1,5 @@
 """The record of one answer: its events while it is written, and what it came to in the end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from pasta_decoding.lang.layout import (

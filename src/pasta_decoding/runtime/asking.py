@@ -4,8 +4,6 @@ A question under way is a generator. It gets answers by `yield from ask(...)`, p
 each step, and returns its result. The same lines run alone and beside others.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress

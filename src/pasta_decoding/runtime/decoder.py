@@ -1,7 +1,5 @@
 """A checkpoint's language on an engine or on servers: from a question to a request for it."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ Nothing is waited for but them.
 Shapes: F rows, V vocabulary, K tokens that may win: where each row has a top-k, few.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

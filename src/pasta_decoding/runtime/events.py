@@ -3,8 +3,6 @@
 One class each. The text of an answer is a fold of its events; see `text.AnswerText`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -4,8 +4,6 @@ No engine, no clock, no I/O. It decides; the scheduler, which owns the engine, d
 output, budgets and limits are constraints on the next token: see `constraints`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import Enum, auto
 

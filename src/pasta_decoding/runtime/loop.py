@@ -4,8 +4,6 @@ Callers put calls into an inbox, and the engine's thread makes them between two 
 waits for a step to hand something in, and a cancelled request is gone within one step.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress

@@ -10,8 +10,6 @@ step adds a share of what it takes with threads alone. So a long prompt slows a 
 a known factor. What a text join reads again is fed like a prompt.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field

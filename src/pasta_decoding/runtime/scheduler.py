@@ -8,8 +8,6 @@ up to rounding: how many rows a pass has may move a logit's last bits, and with 
 Shapes: F rows, V vocabulary.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field

@@ -4,8 +4,6 @@ A budget keeps the first tokens of an answer in reading order, a stop string tho
 that completes it. So what is kept does not depend on which thread was faster.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 

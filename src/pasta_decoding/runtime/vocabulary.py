@@ -3,8 +3,6 @@
 Shapes: V vocabulary.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The application: OpenAI's routes, the page, health and metrics, over any backends."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import logging

@@ -1,7 +1,5 @@
 """Errors as OpenAI's clients expect them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any

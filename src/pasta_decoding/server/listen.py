@@ -3,8 +3,6 @@
 The middleware is plain ASGI: the framework's own base would hide that a client has left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -1,7 +1,5 @@
 """Metrics for Prometheus. Each server has a registry of its own; nothing is global."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

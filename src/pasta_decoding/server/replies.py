@@ -1,7 +1,5 @@
 """OpenAI's replies, made while the answers are written; the whole reply folds the stream."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import closing

@@ -4,8 +4,6 @@ Requests are strict: a wrong type or an unknown field is an error, not a guess. 
 begin with `pasta_`, except `eagerness`.
 """
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import fields
 from typing import Annotated, Any, Literal, Self

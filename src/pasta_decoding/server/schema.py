@@ -1,7 +1,5 @@
 """Replies, pieces of a stream and errors, in OpenAI's shape."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Annotated, Any, Literal, Union, get_args, get_type_hints
 

@@ -1,7 +1,5 @@
 """The settings of `pasta serve`. This module does not need the extra `serve`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

@@ -9,10 +9,9 @@ code that was published beside that paper does not compute this square: it calls
 of DPO instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
+from sys import maxsize
 from typing import Any
 
 import torch
@@ -20,14 +19,14 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from pasta_decoding.data.rows import Row
-from pasta_decoding.lang.positions import scheme_named
+from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.load import Loaded
 from pasta_decoding.training.config import PreferenceConfig, SftConfig
 from pasta_decoding.training.loop import share_of
 from pasta_decoding.training.run import tracked
 from pasta_decoding.training.sample import Sample
 from pasta_decoding.training.score import PreferencePair
-from pasta_decoding.training.sft import compile_groups
+from pasta_decoding.training.sft import compile_answer, compile_groups
 from pasta_decoding.training.view import Example, LossParts, label_logprobs
 
 
@@ -69,7 +68,7 @@ def preference_loss(
 
     The figures have the target of the gap as well, and the share of pairs with a gap above 0.
     """
-    best, *worst = (logprobs_L.sum() for logprobs_L in logprobs)
+    best, *worst = answer_logprobs(logprobs, example)
     if not worst:
         return -best, {"sft": -best}
     target = target_gap(example.candidates)
@@ -79,18 +78,27 @@ def preference_loss(
     return total, figures | {"target": torch.tensor(target), "accuracy": accuracy}
 
 
+def answer_logprobs(logprobs: Sequence[Tensor], example: Example) -> list[Tensor]:
+    """Add up the labels of the best answer, and of the worst if there is one, over their rows."""
+    rows = logprobs[: example.best_rows], logprobs[example.best_rows :]
+    return [torch.stack([one.sum() for one in some]).sum() for some in rows if some]
+
+
 def lay_out_pairs(
-    samples: Sequence[Sample], pairs: Sequence[PreferencePair], loaded: Loaded
+    samples: Sequence[Sample], pairs: Sequence[PreferencePair], joining: Joining, loaded: Loaded
 ) -> list[Example]:
     """Lay the pairs out; the best promise the lengths that their chunks came to."""
-    scheme, control = scheme_named(loaded.checkpoint.scheme), loaded.checkpoint.control
+    checkpoint, control = loaded.checkpoint, loaded.checkpoint.control
+    settings = SftConfig(scheme=checkpoint.scheme, joins=(joining,), max_tokens=maxsize)
     sampled = {(sample.prompt, sample.number): sample for sample in samples}
     examples = []
     for pair in pairs:
         best = sampled[pair.prompt, pair.best].with_true_lengths(control)
-        layouts = (best, sampled[pair.prompt, pair.worst])
-        laid = tuple(one.layout(scheme, control) for one in layouts)
-        examples.append(Example(laid, candidates=pair.candidates))
+        high, low = (
+            compile_answer(one.prompt_ids, one.segments, control.async_close, one.end, settings)
+            for one in (best, sampled[pair.prompt, pair.worst])
+        )
+        examples.append(Example(high + low, best_rows=len(high), candidates=pair.candidates))
     return examples
 
 
@@ -109,6 +117,7 @@ def with_references(model: Any, examples: Sequence[Example], *, bf16: bool) -> l
     model.eval()
     own = share_of(examples)
     with torch.inference_mode(), torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
-        scored = (label_logprobs(model, x.layouts) for x in tracked(own, "reference", len(own)))
-        found = gather_object([tuple(float(x.sum()) for x in each) for each in scored])
+        shown = tracked(own, "reference", len(own))
+        scored = (answer_logprobs(label_logprobs(model, x.layouts), x) for x in shown)
+        found = gather_object([tuple(map(float, each)) for each in scored])
     return [replace(one, reference=each) for one, each in zip(examples, found, strict=True)]

@@ -4,8 +4,6 @@ A field says its type, range and help once. Hidden ones are keys of the file onl
 needs torch: `pasta train --help` reads it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -98,8 +96,12 @@ class PreferenceConfig:
     policy: Annotated[str, Option(help="Adapter to sample from and to train.")] = ""
     baseline: Annotated[str, Option(help="Adapter of the baseline (`train sft --plain`).")] = ""
     engine: Annotated[
-        Literal["auto", "fast", "torch", "llama"], Option(help="Engine that decodes the samples.")
+        Literal["auto", "fast", "torch", "llama", "remote"],
+        Option(help="Engine that decodes the samples."),
     ] = "auto"
+    base_url: Annotated[
+        tuple[str, ...], Option(help="remote: a vLLM server of the base model; repeatable.")
+    ] = ()
     dtype: Annotated[str, Key(help="Number format of the engine's weights.")] = "auto"
     device: Annotated[str | None, Option(help="cpu or cuda; else cuda if there is a GPU.")] = None
     cache_tokens: Annotated[int, Key(min=1, help="Tokens in the engine's KV cache.")] = 16384
@@ -137,6 +139,11 @@ class PreferenceConfig:
     @property
     def rules(self) -> Rules:
         return Rules(max_tokens=self.max_tokens, max_threads=self.max_threads, max_chunks=16)
+
+    @property
+    def joining(self) -> Joining:
+        """How the samples join chunks, and so what is trained: servers know one way."""
+        return Joining.text if self.engine == "remote" else Joining.kv
 
 
 Config = SftConfig | PreferenceConfig

@@ -4,8 +4,6 @@ The Trainer brings accumulation, schedule, checkpoints, and accelerate's launch,
 Here it keeps the metrics, refuses to save what is no number, and turns Ctrl-C into a checkpoint.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import signal

@@ -1,7 +1,5 @@
 """What is trained and saved: LoRA with the control-token rows in full, or the whole model."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from importlib.util import find_spec

@@ -14,11 +14,10 @@ The run folder keeps everything, and each stage resumes:
 Runs that differ in lambda can share samples and parts: `share_samples`.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -34,11 +33,12 @@ from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import ENGINES, choose_engine, open_local
 from pasta_decoding.data.lines import read_json, read_lines, refuse_other_settings, write_lines
 from pasta_decoding.data.rows import Question, Row, digest
-from pasta_decoding.errors import PastaError
-from pasta_decoding.files import copy_whole, write_json
+from pasta_decoding.errors import PastaError, require
+from pasta_decoding.files import copy_whole, sha256, write_json
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import default_device, holds_weights, load_base, native_dtype
+from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.request import Rules
 from pasta_decoding.training import bonbon, loop, score
 from pasta_decoding.training.bonbon import preference_loss, with_references
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 def engine_of(config: PreferenceConfig, base: Path, adapter: str) -> EngineConfig:
-    names = ["engine", "dtype", "cache_tokens"]
+    names = ["engine", "dtype", "cache_tokens", "base_url"]
     if config.engine in ("auto", "torch"):  # the others decode on the CPU
         names.append("device")
     same = {name: getattr(config, name) for name in names}
@@ -65,7 +65,8 @@ def settled(config: PreferenceConfig, base: Path) -> PreferenceConfig:
     """Return the settings with one engine and one number format, which are kept with the run."""
     checkpoint = find(engine_of(config, base, config.policy), Path())
     engine: Any = choose_engine(checkpoint)
-    dtype: Any = config.dtype if engine == "llama" else ENGINES[engine].dtype(checkpoint)
+    fixed = engine in ("fast", "torch")
+    dtype: Any = ENGINES[engine].dtype(checkpoint) if fixed else config.dtype
     return replace(config, engine=engine, dtype=dtype)
 
 
@@ -77,6 +78,7 @@ class PreferenceRun:
     base: Path
     out: Path
     cache: Path
+    api_key: str | None = None
 
     def train(self, prompts: Sequence[Question], pairs: Sequence[tuple[Row, Row]] = ()) -> Path:
         """Run all rounds over prompts that differ, resuming them; return the adapter's folder.
@@ -130,17 +132,36 @@ class PreferenceRun:
                 f"{folder.name.replace('-', ' ')} has no pair of a better and a worse answer",
                 hint="Give more --prompts or --samples, or a larger --max-tokens.",
             )
-        return partial(bonbon.lay_out_pairs, samples, pairs)
+        return partial(bonbon.lay_out_pairs, samples, pairs, config.joining)
 
     def _sample(
         self, name: str, adapter: str, prompts: Sequence[Question], count: int, rules: Rules
     ) -> list[Sample]:
-        config, engine = self.config, engine_of(self.config, self.base, adapter)
         place = "baseline.jsonl" if name == "baseline" else f"{name}/samples.jsonl"
-        settings: Any = {"name": name, "count": count, "rules": rules, "config": config}
-        return sample_answers(
-            lambda: open_local(engine, self.cache), prompts, self.out / place, **settings
-        )
+        settings: Any = {"name": name, "count": count, "rules": rules, "config": self.config}
+        load = partial(self._decoding, name, Path(adapter))
+        return sample_answers(load, prompts, self.out / place, **settings)
+
+    @contextmanager
+    def _decoding(self, name: str, adapter: Path) -> Iterator[Decoder]:
+        """Open what decodes with an adapter; servers hold that until all processes are through."""
+        config, shared = self.config, processes()
+        if config.engine != "remote":
+            yield open_local(engine_of(config, self.base, str(adapter)), self.cache)
+            return
+        require("httpx2", extra="remote", doing="the remote engine")
+        from pasta_decoding.remote.adapters import served_adapter
+        from pasta_decoding.remote.decoder import remote_decoder
+
+        weights = sha256(adapter / "adapter_model.safetensors")[:8]
+        folder = self.out / f"{self.out.resolve().name}-{name}-{weights}"
+        where: Any = {"base_urls": config.base_url, "api_key": self.api_key}
+        held = served_adapter(self.base, adapter, folder, **where)
+        with held if shared.is_main_process else nullcontext():
+            shared.wait_for_everyone()
+            where |= {"names": [folder.name], "joining": config.joining}
+            yield remote_decoder(self.base, adapter, **where)
+            shared.wait_for_everyone()
 
     def _measure(
         self, path: Path, prompts: Sequence[Question], samples: Sequence[Sample]
@@ -171,7 +192,7 @@ class PreferenceRun:
         loaded = replace(loaded, model=model.to(config.device or default_device()))
         examples = compiled(loaded)
         if config.objective == "rejection":
-            examples = [replace(one, layouts=one.layouts[:1]) for one in examples]
+            examples = [replace(one, layouts=one.layouts[: one.best_rows]) for one in examples]
         else:
             examples = with_references(loaded.model, examples, bf16=config.bf16)
         tokens = tokens_of(example.layouts for example in examples)
@@ -186,7 +207,7 @@ class PreferenceRun:
         arguments = training_arguments(folder / "train", config, len(plan), device)
         weights = RunTrainer(loaded.model, loss, plan, arguments).run()
         # What a policy knew of other joins, this round has not kept up.
-        checkpoint = replace(loaded.checkpoint, joins=(Joining.kv.value,))
+        checkpoint = replace(loaded.checkpoint, joins=(config.joining.value,))
         if shared.is_main_process:
             save(replace(loaded, checkpoint=checkpoint), folder / "adapter", weights=weights)
         shared.wait_for_everyone()
@@ -201,9 +222,10 @@ def free_memory() -> None:
 def refuse_misfits(config: PreferenceConfig) -> None:
     """Refuse adapters that do not go together, before hours are spent."""
     policy, baseline = Path(config.policy), Path(config.baseline)
-    if Joining.kv not in checkpoints.load(policy).joins:
+    if config.joining not in checkpoints.load(policy).joins:
         raise PastaError(
-            f"{policy} was not trained for the join kv, under which stage 2 samples and trains",
+            f"{policy} was not trained for the join {config.joining}, under which stage 2 samples "
+            "and trains",
             hint="pasta train sft --join kv --join text",
         )
     adapters = [one for one in (policy, baseline) if one.name and not holds_weights(one)]

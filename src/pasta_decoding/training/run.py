@@ -1,7 +1,5 @@
 """The folder of a training run: its lock, settings and figures."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -18,7 +16,7 @@ from pasta_decoding.training.config import Config
 from pasta_decoding.training.loop import processes
 
 Item = TypeVar("Item")
-_ANYWHERE = frozenset({"device", "cache_tokens", "report_to", "try_prompts"})
+_ANYWHERE = frozenset({"device", "base_url", "cache_tokens", "report_to", "try_prompts"})
 _LOSSES = ("text_loss", "control_loss", "eval_text_loss", "eval_control_loss")
 
 

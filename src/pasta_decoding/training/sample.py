@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from accelerate.utils import gather_object
 
 from pasta_decoding.data.lines import append_line, read_lines
 from pasta_decoding.data.rows import Question
-from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segment, SyncRun, lay_out
-from pasta_decoding.lang.positions import Scheme
+from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Segment
 from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.runtime.asking import Asking, ask, run_all
-from pasta_decoding.runtime.decoder import Decoder, LocalDecoder
+from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.loop import processes, share_of
@@ -68,13 +67,9 @@ class Sample:
                     segments[place] = PromiseRun(ids, length)
         return replace(self, segments=tuple(segments))
 
-    def layout(self, scheme: Scheme, control: ControlTokens) -> Layout:
-        close = control.async_close
-        return lay_out(self.prompt_ids, self.segments, scheme, async_close=close, end=self.end)
-
 
 def sample_answers(
-    load: Callable[[], LocalDecoder],
+    load: Callable[[], AbstractContextManager[Decoder]],
     prompts: Sequence[Question],
     path: Path,
     *,
@@ -85,8 +80,8 @@ def sample_answers(
 ) -> list[Sample]:
     """Return `count` answers a prompt, in order; those not yet in `path` are sampled.
 
-    Each is appended as soon as it ends, so a run that was stopped goes on. `load` is called only
-    if there is something to sample.
+    Each is appended as soon as it ends, so a run that was stopped goes on. If there is something to
+    sample, all processes call `load`.
     name: the seed of an answer is a pure function of (seed, name, prompt, number), below 2^48.
     """
     questions = {prompt.id: prompt for prompt in prompts}
@@ -112,8 +107,8 @@ def sample_answers(
         )
 
     def sampled(missing: Sequence[SampleKey]) -> Iterator[Line]:
-        decoder, fitting = load(), config.cache_tokens // rules.max_tokens
-        with closing(decoder.scheduler()) as scheduler:
+        fitting = config.cache_tokens // rules.max_tokens
+        with load() as decoder, closing(decoder.scheduler()) as scheduler:
             asking = (sample(decoder, scheduler, *key) for key in missing)
             coming = run_all(scheduler, asking, fitting + QUEUED)
             yield from map(encode_sample, tracked(coming, f"sampling {name}", len(missing)))
@@ -134,15 +129,15 @@ def grown(
     read_lines(own, resume=True)  # without what a kill has torn
     files = path.parent.glob(f"{path.stem}*{path.suffix}")
     lines = {(line["prompt"], line["number"]): line for one in files for line in read_lines(one)}
-    missing = [key for key in share_of(asked) if key not in lines]
-    for line in make(missing) if missing else ():
+    missing = gather_object([key for key in share_of(asked) if key not in lines])
+    for line in make(share_of(missing)) if missing else ():
         append_line(own, line)
         added.append(line)
     lines |= {(line["prompt"], line["number"]): line for line in gather_object(added)}
     return [lines[key] for key in asked]
 
 
-_KINDS = {kind.__name__: kind for kind in (Run, PromiseRun, ChunkRun, SyncRun)}
+_KINDS = {kind.__name__: kind for kind in get_args(Segment)}
 
 
 def encode_sample(sample: Sample) -> dict[str, Any]:

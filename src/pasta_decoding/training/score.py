@@ -16,8 +16,6 @@ An unsound answer (cut by a limit, or with an empty list item) is never the best
 often as such were sampled, drawn by the prompt's hash: docs/log.md says why.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

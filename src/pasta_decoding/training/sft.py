@@ -3,8 +3,6 @@
 LoRA plus the control-token rows, or all weights.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 from collections.abc import Iterable, Sequence
@@ -199,7 +197,11 @@ def _taught(response: str, config: SftConfig) -> Tree:
 
 
 def compile_answer(
-    prompt: Sequence[int], segments: Sequence[Segment], close: int, end: int, config: SftConfig
+    prompt: Sequence[int],
+    segments: Sequence[Segment],
+    close: int,
+    end: int | None,
+    config: SftConfig,
 ) -> list[Layout]:
     """Lay an annotated answer out. Raises PastaError if it is too long.
 

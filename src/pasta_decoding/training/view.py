@@ -4,8 +4,6 @@ Shapes: T tokens of one pack (several answers in a row), L labelled tokens, Q qu
 V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,6 +110,7 @@ class Example:
     """What one forward pass computes in training: answers that do not see each other.
 
     layouts:    a pack of stage 1; best and worst of a prompt in stage 2, or the best alone.
+    best_rows:  stage 2: how many of them are the best answer's; the others are the worst's.
     scale:      of the loss. Stage 1 sums it up, so that the mean over the packs of a step is that
                 over the labels of the step. 0: it only fills the last step up.
     candidates: stage 2: the N that best and worst were chosen from.
@@ -120,6 +119,7 @@ class Example:
 
     layouts: Sequence[Layout]
     scale: float = 1.0
+    best_rows: int = 1
     candidates: int = 0
     reference: tuple[float, ...] = ()
 

@@ -5,8 +5,6 @@ of the first, whose rows are moved about, and `Slots` those of the second, whose
 Shapes: R rows, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """What vLLM sees: one class for both of its model runners."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import vllm

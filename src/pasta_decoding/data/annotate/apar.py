@@ -14,8 +14,6 @@ The limits are those of the published scripts (THUDM/APAR, commit 76b64e6). What
 - Responses that do not fork are kept; the paper mixes both kinds half and half.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import islice
 

@@ -5,8 +5,6 @@ them as lines of `OUT.partial`, behind a header that holds its settings, so that
 lost or done twice. In the end OUT is written in the order of the input.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

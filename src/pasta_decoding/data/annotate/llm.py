@@ -4,8 +4,6 @@ What it writes must read as exactly the response with correct tags around its pa
 told why and may try again. Token counts are counted here: a model cannot.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence

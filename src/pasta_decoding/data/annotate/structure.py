@@ -6,8 +6,6 @@ closings stay in the main thread. The limits were set on responses that a carefu
 annotated. Every character offset counts from the start of the response.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

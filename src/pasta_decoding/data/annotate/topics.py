@@ -4,8 +4,6 @@ A part's own title gives its topic if it has one; otherwise the phrase of its te
 about it. Phrases are runs of words between stop words, after the RAKE method of keyword extraction.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
