@@ -32,7 +32,7 @@ def from_pretrained(kind: Any, source: Path, folder: Path | None, settings: dict
         own = model.generation_config
         own.validate(strict=True)
     except ValueError:  # such as a temperature where nothing is sampled: it is never saved
-        tokens = {name: value for name, value in own.to_dict().items() if name.endswith("token_id")}
+        tokens = {name: getattr(own, name) for name in ("bos_token_id", "eos_token_id")}
         model.generation_config = type(own)(**tokens)
     # A file with a head of its own counts, whatever the settings say.
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
