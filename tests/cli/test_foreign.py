@@ -118,7 +118,6 @@ def test_what_is_no_model_is_told_and_a_window_that_the_model_does_not_know_is_i
     plain = pasta(*QUESTION, "--adapter", "none", "--model", base).out
     settings(sliding_window=4)(base)
     assert pasta(*QUESTION, "--adapter", "none", "--model", base).out == plain
-    # What transformers reads with a warning, it refuses to write.
     settings("generation_config.json", do_sample=False, top_p=0.9, pad_token_id=-1)(base)
     out = ["--to", "hf", "--out", tmp_path / "out"]
     assert pasta("export", tiny_checkpoint.adapter, "--model", base, *out).status == 0

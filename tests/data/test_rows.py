@@ -127,8 +127,7 @@ def test_rows_without_an_id_get_one_of_what_they_say_and_each_its_own(tmp_path: 
     ours = '{"instruction": "i", "response": "r"}'
     assert [row.id for row in read_rows(lines(tmp_path, ours))] == first[:1]
     counted = lines(tmp_path, *(GOOD.replace('"a"', n).replace('"s"', n) for n in "77"))
-    ids = [(row.id, row.source) for row in read_rows(counted, counted)]
-    assert ids == [("7", "7"), ("7-2", "7"), ("7-3", "7"), ("7-4", "7")]
+    assert [row.id for row in read_rows(counted, counted)] == ["7", "7-2", "7-3", "7-4"]
 
 
 # Bad input
