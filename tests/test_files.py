@@ -12,7 +12,9 @@ def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path: Path) -> N
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_text("old")
     link.symlink_to(target)
-    with written_whole(link) as partial:
+    with written_whole(link) as partial, written_whole(link) as other:
+        assert partial != other, "two writers, of one process number, do not mix"
+        other.write_text("other")
         partial.write_text("new")
     assert link.is_symlink()
     assert target.read_text() == "new"
