@@ -357,6 +357,8 @@ LLAMA3 = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_fa
     [
         ("config.json", {}, True),
         ("config.json", {"model_type": "gemma3_text"}, False),
+        ("config.json", {"hidden_act": "gelu"}, False),
+        ("config.json", {"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2}, False),
         ("config.json", {"rope_parameters": None, "rope_scaling": {"type": "yarn"}}, False),
         ("config.json", {"rope_parameters": None, "rope_scaling": LLAMA3}, True),
         ("tokenizer.json", {"model": {"type": "BPE", "byte_fallback": True}}, False),
