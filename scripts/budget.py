@@ -4,8 +4,6 @@ A limit is lowered (`--lower`) when there is room, and raised only with a senten
 `pasta run` is counted by what has been imported when a tiny random checkpoint has answered.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 `make fix` does it; a test fails while a line is wrong.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -10,8 +10,6 @@ The names below are the stable ones; docs/python.md explains them. They are impo
 first used, so that importing the package takes no time.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

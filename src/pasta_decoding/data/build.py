@@ -3,8 +3,6 @@
 Responses may be plain or in the text form; lengths count the plain text.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re

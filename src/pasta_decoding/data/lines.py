@@ -1,7 +1,5 @@
 """Files of a run folder: JSONL, grown line by line or written whole, and JSON."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 from collections.abc import Iterable, Iterator, Mapping

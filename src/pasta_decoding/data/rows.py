@@ -4,8 +4,6 @@ A row is one JSON object in one of the forms of `forms.py`; `id` and `source` ma
 prompt file has the same forms and needs no responses. Files are written whole or not at all.
 """
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import hashlib

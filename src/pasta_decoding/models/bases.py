@@ -3,8 +3,6 @@
 A pulled model is a GGUF file, which every engine opens as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

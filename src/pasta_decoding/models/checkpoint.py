@@ -4,8 +4,6 @@ A promise is PROMISE_OPEN, topic tokens, and one PROMISE_CLOSE per length bucket
 token carries the length. The tokens are taken from those a vocabulary has to spare, or added.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """A chat template, which is somebody else's program: what it makes of a conversation."""
 
-from __future__ import annotations
-
 import re
 import resource
 from collections.abc import Iterator, Sequence
