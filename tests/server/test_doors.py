@@ -125,6 +125,7 @@ def test_idle_connections_beyond_the_limit_are_closed_and_leave_room(
     scripted: LocalDecoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(listen, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(listen, "HEAD_S", 2.0)
     with running(scripted) as server, ExitStack() as clients:
         held = [clients.enter_context(connected(server)) for _ in range(3)]
         beyond = [clients.enter_context(connected(server)) for _ in range(9)]
@@ -132,6 +133,7 @@ def test_idle_connections_beyond_the_limit_are_closed_and_leave_room(
         held[0].close()
         until(lambda: len(server.http.server_state.connections) < 3)
         assert server.ask("/health").status == 200
+        assert [all_of(one) for one in held[1:]] == [b"", b""], "they ask for nothing"
     assert [one for one in caplog.records if one.levelname != "INFO"] == []
 
 

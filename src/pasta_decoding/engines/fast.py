@@ -36,6 +36,9 @@ def obstacle(config: Any) -> str | None:
     """Return why the fast engine does not run a model, given its text config; None if it does."""
     if config.model_type not in FAMILIES:
         return f"it is of the family {config.model_type}"
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    if heads % kv_heads or (getattr(config, "head_dim", None) or config.hidden_size // heads) % 2:
+        return f"its {heads} heads share {kv_heads} unevenly, or are of an odd width"
     if other := rope_types(config.rope_parameters) - ROPES:
         return f"its rotary positions are {', '.join(sorted(other))}"
     activation = getattr(config, "hidden_act", None) or config.hidden_activation

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 5
 """How long clients may take to read why their answers ended when the server stops."""
+HEAD_S = 60.0
+"""A connection that has sent no whole head of a request by then is closed."""
 MAX_CONNECTIONS = 256
 """More are closed at once, idle ones included: uvicorn's own limit is on requests."""
 OPEN_PATHS = frozenset({"/", "/health"})
@@ -74,6 +76,11 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         if len(self.connections) > self.most:
             transport.abort()
+        self.loop.call_later(HEAD_S, self._close_silent)
+
+    def _close_silent(self) -> None:
+        if self.cycle is None:
+            self.transport.abort()
 
 
 class Server(uvicorn.Server):
