@@ -90,11 +90,13 @@ def test_a_whole_model_is_a_method_and_one_model_at_a_time_is_in_memory(
     for module in ("eval", "run"):
         monkeypatch.setattr(f"pasta_decoding.cli.{module}.opened_decoder", opening)
     whole, base = tmp_path / "tiny.gguf", ["--model", tiny_checkpoint.base]
-    assert pasta("export", tiny_checkpoint.adapter, *base, "-o", whole).status == 0
+    made = pasta("export", tiny_checkpoint.adapter, *base, "-o", whole)
+    assert (made.status, made.out) == (0, f"{whole}\n")
     found = generate("--limit", "1", methods=(f"pasta={whole}", "sequential=none", "hf=none"))
     assert (found.status, len(opened)) == (0, 3)
     run = settings(out / "pasta-tiny.gguf")
     assert (run["model"], run["adapter"]["sha256"]) == (BASE_NAME, sha256(whole)[:16])
+    assert [one.error for one in records(out / "pasta-tiny.gguf")] == [None]
     adapter = ["--adapter", tiny_checkpoint.adapter, "--max-tokens", 8]
     assert pasta("compare", "Hello", *base, *adapter, "--engine", "torch").status == 0
 

@@ -4,12 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pasta_decoding.lang.check import check
-from pasta_decoding.lang.tree import read, strip
-from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Pasta, interrupted
-
-PROMPT = ("run", "Hello", "--max-tokens", "48", "--json")
 
 
 def test_models_lists_what_is_ours_by_size_and_cleans_what_is_made_again(
@@ -63,17 +58,3 @@ def test_pull_keeps_a_sound_model_and_can_be_interrupted(
     file.touch()
     found = pasta("pull")
     assert (found.status, found.out) == (0, f"{file}\n")
-
-
-@pytest.mark.parametrize("engine", ["fast", pytest.param("llama", marks=pytest.mark.llama)])
-def test_an_exported_file_answers(
-    engine: str, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    out = tmp_path / "tiny.gguf"
-    export = ["export", tiny_checkpoint.adapter, "--model", tiny_checkpoint.base, "-o", out]
-    made = pasta(*export)
-    assert (made.status, made.out) == (0, f"{out}\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
-    found = pasta(*PROMPT, "--model", out, "--engine", engine).object
-    assert check(found["annotated"]) == []
-    assert strip(read(found["annotated"])) == found["text"] != ""

@@ -157,7 +157,7 @@ def test_compare_sets_an_own_checkpoint_beside_its_base_model_or_what_is_named(
     assert named["sequential"] | zero == {"checkpoint": "taught"} | alone | zero
 
 
-def test_compare_prints_both_answers_and_says_what_is_compared(ask: Pasta, pasta: Pasta) -> None:
+def test_compare_prints_both_answers_and_says_what_is_compared(ask: Pasta) -> None:
     compared = ask(PROMPT, command="compare")
     assert compared.out.count("\n") >= 2
     for words in (
@@ -167,8 +167,6 @@ def test_compare_prints_both_answers_and_says_what_is_compared(ask: Pasta, pasta
     ):
         assert words in compared.err
     assert re.search(r"The parallel answer has \d+\.\d\dx its tokens a second", compared.err)
-    found = pasta("compare", PROMPT, "--model", "x.gguf")
-    assert (found.status, "--baseline" in found.err) == (2, True)
 
 
 # `pasta chat`: turns see what was said before, and nothing that was stopped or refused

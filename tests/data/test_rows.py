@@ -101,21 +101,17 @@ def test_rows_of_other_programs_are_read_and_written_as_our_own(
     assert list(read_rows(path)) == [row]
 
 
-@pytest.mark.parametrize(
-    ("more", "what"),
-    [
+def test_a_broken_pair_is_named_by_file_and_number(tmp_path: Path) -> None:
+    pairs: list[tuple[dict[str, object], str]] = [
         ({"prompt": "i", "chosen": "r"}, "no 'rejected'"),
         ({"chosen": "r", "rejected": "s"}, "no 'instruction'"),
         ({"prompt": "i", "chosen": 1, "rejected": "s"}, "'chosen' is not a string"),
         ({"chosen": [ASKED, ANSWER], "rejected": [ASKED, ASKED, ANSWER]}, "'chosen' and 'rejected"),
         ({"prompt": "i", "chosen": [], "rejected": [ANSWER]}, "the conversation does not end with"),
-    ],
-)
-def test_a_broken_pair_is_named_by_file_and_number(
-    more: dict[str, object], what: str, tmp_path: Path
-) -> None:
-    with pytest.raises(PastaError, match=rf"rows\.jsonl:1: {what}"):
-        list(read_pairs(lines(tmp_path, json.dumps(more))))
+    ]
+    for more, what in pairs:
+        with pytest.raises(PastaError, match=rf"rows\.jsonl:1: {what}"):
+            list(read_pairs(lines(tmp_path, json.dumps(more))))
 
 
 def test_rows_without_an_id_get_one_of_what_they_say_and_each_its_own(tmp_path: Path) -> None:
@@ -169,24 +165,20 @@ def test_a_broken_line_is_named_by_file_and_number(
     assert found == ["a", str(caught.value), "z"]
 
 
-@pytest.mark.parametrize(
-    ("contents", "message"),
-    [
+def test_a_broken_prompt_file_is_refused_with_its_place(tmp_path: Path) -> None:
+    files: list[tuple[str | bytes, str]] = [
         ('\n{"instruction": " \\n"}', ":2: the prompt is empty"),
         ('{"instruction": "a"}\n{"instruction": "a"}', ":2: the same prompt came before"),
         ("", " holds no prompt"),
         ('[\n{"instruction": "a"},\n{"instruction" "b"}]', ": not JSON: Expecting ':' "),
         ('[{"instruction": "a"}, 3]', ":2: not a JSON object"),
         (b'[\n{"instruction": "\xff"}]', ": not UTF-8 (byte 20)"),
-    ],
-)
-def test_a_broken_prompt_file_is_refused_with_its_place(
-    contents: str | bytes, message: str, tmp_path: Path
-) -> None:
-    path = lines(tmp_path, contents)
-    with pytest.raises(PastaError) as caught:
-        read_questions(path)
-    assert str(caught.value).startswith(f"{path}{message}")
+    ]
+    for contents, message in files:
+        path = lines(tmp_path, contents)
+        with pytest.raises(PastaError) as caught:
+            read_questions(path)
+        assert str(caught.value).startswith(f"{path}{message}")
 
 
 @pytest.mark.parametrize("name", ["prompts.jsonl", "prompts.jsonl.gz", "alpaca_eval.json"])

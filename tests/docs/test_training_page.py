@@ -38,8 +38,7 @@ SMALL_PREFERENCE = "preference:\n  bf16: false\n  pairs_per_step: 1\n  dtype: fl
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [pytest.param(one, marks=[pytest.mark.slow] * (one != "llama3")) for one in HUB_SHAPES],
+    "shape", [pytest.param(one, marks=[pytest.mark.slow] * (one != "llama3")) for one in HUB_SHAPES]
 )
 def test_every_command_works_on_a_tiny_model_of_that_shape(
     shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -38,14 +38,7 @@ def record(number: int, **fields: Any) -> Record:
 def parallel(number: int, **fields: Any) -> Record:
     """The same in two chunks and 50 steps."""
     return record(
-        number,
-        **{
-            "text": PLAIN,
-            "annotated": CHUNKED,
-            "critical_path": 50,
-            "chunks": 2,
-        }
-        | fields,
+        number, **{"text": PLAIN, "annotated": CHUNKED, "critical_path": 50, "chunks": 2} | fields
     )
 
 

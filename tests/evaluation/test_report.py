@@ -63,10 +63,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         "2 prompts are in one of .*sequential and .*sot only, such as 'What about 11",
     ),
     "another engine": (rewrite("sot", engine="torch"), r"other settings: engine \(torch -> None\)"),
-    "no method": (
-        lambda runs: (runs / "sot" / "run.json").write_text("{}"),
-        "has no 'method'",
-    ),
+    "no method": (lambda runs: (runs / "sot" / "run.json").write_text("{}"), "has no 'method'"),
     "no records": (lambda runs: write_run(runs / "sot", "sot", []), "holds no records"),
     "no annotations": (
         lambda runs: (runs / "sot" / "annotations.json").write_text('[{"preference": 1}]'),

@@ -55,10 +55,7 @@ ENGINES = [
 ]
 LLAMA = ["llama-llama", "llama-qwen3"]
 # The text join, which every engine can take.
-TEXT_CASES = [
-    *ENGINES,
-    *(pytest.param(engine, marks=pytest.mark.llama) for engine in LLAMA),
-]
+TEXT_CASES = [*ENGINES, *(pytest.param(engine, marks=pytest.mark.llama) for engine in LLAMA)]
 # Each engine under every scheme that it can take.
 CASES = [
     *((engine, scheme) for engine in ENGINES for scheme in SCHEMES),

@@ -352,9 +352,11 @@ def test_the_cache_tells_checkpoints_and_types_apart(
 LLAMA3 = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
-@pytest.mark.parametrize(
-    ("file", "change", "known"),
-    [
+def test_a_folders_settings_tell_whether_there_is_a_translation(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    base = shutil.copytree(tiny_checkpoint.base, tmp_path / "base")
+    for file, change, known in (
         ("config.json", {}, True),
         ("config.json", {"model_type": "gemma3_text"}, False),
         ("config.json", {"hidden_act": "gelu"}, False),
@@ -362,23 +364,13 @@ LLAMA3 = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_fa
         ("config.json", {"rope_parameters": None, "rope_scaling": {"type": "yarn"}}, False),
         ("config.json", {"rope_parameters": None, "rope_scaling": LLAMA3}, True),
         ("tokenizer.json", {"model": {"type": "BPE", "byte_fallback": True}}, False),
-        ("tokenizer.json", None, False),
-    ],
-)
-def test_a_folders_settings_tell_whether_there_is_a_translation(
-    file: str,
-    change: dict[str, object] | None,
-    known: bool,
-    tiny_checkpoint: TinyCheckpoint,
-    tmp_path: Path,
-) -> None:
-    base = shutil.copytree(tiny_checkpoint.base, tmp_path / "base")
-    if change is None:
-        (base / file).unlink()
-    else:
-        found = json.loads((base / file).read_text())
-        (base / file).write_text(json.dumps(found | change))
-    assert has_translation(base) is known
+    ):
+        before = (base / file).read_text()
+        (base / file).write_text(json.dumps(json.loads(before) | change))
+        assert has_translation(base) is known, change
+        (base / file).write_text(before)
+    (base / "tokenizer.json").unlink()
+    assert not has_translation(base)
 
 
 @pytest.mark.llama

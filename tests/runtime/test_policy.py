@@ -238,9 +238,7 @@ POLICIES: dict[str, Callable[[int], SchedulingPolicy]] = {
 
 
 @pytest.mark.parametrize(
-    "seeds",
-    [range(10), pytest.param(range(10, 150), marks=pytest.mark.slow)],
-    ids=["ten", "many"],
+    "seeds", [range(10), pytest.param(range(10, 150), marks=pytest.mark.slow)], ids=["ten", "many"]
 )
 @pytest.mark.parametrize("name", POLICIES)
 def test_random_schedules_with_cancels_and_time_outs_leave_nothing_behind(

@@ -8,17 +8,7 @@ from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.events import Closed, Delta, Event, Finished, Opened, Synced
 from tests.law.whim import EveryThread
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SYNC
-from tests.runtime.machine import (
-    LINES,
-    A,
-    B,
-    C,
-    FakeClock,
-    finish,
-    greedy,
-    machine,
-    request,
-)
+from tests.runtime.machine import LINES, A, B, C, FakeClock, finish, greedy, machine, request
 from tests.runtime.play import SIZE
 from tests.scripted import follow
 

@@ -25,10 +25,7 @@ HELD_OUT = ROWS[2:]
 
 
 def test_looking_on_changes_nothing_and_tells_files_and_trackers(
-    tiny_checkpoint: TinyCheckpoint,
-    finished: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_checkpoint: TinyCheckpoint, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: dict[int, set[str]] = {}
 

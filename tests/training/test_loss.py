@@ -13,13 +13,7 @@ from torch import Tensor
 
 from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segment, lay_out
 from pasta_decoding.training.sft import label_loss
-from pasta_decoding.training.view import (
-    Example,
-    label_logprobs,
-    pack,
-    packed_batch,
-    visibility,
-)
+from pasta_decoding.training.view import Example, label_logprobs, pack, packed_batch, visibility
 from tests.examples import few
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, answers
 from tests.tiny import tiny_llama

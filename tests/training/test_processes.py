@@ -207,12 +207,7 @@ def test_two_processes_go_on_from_a_checkpoint_of_their_own(
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "accelerate"
 WORKER = Path(__file__).with_name("sharded.py")
-KINDS = {
-    "cpu": "MULTI_GPU",
-    "ddp": "MULTI_GPU",
-    "fsdp": "FSDP",
-    "deepspeed_zero3": "DEEPSPEED",
-}
+KINDS = {"cpu": "MULTI_GPU", "ddp": "MULTI_GPU", "fsdp": "FSDP", "deepspeed_zero3": "DEEPSPEED"}
 
 
 def test_every_configuration_that_ships_is_read_by_the_launcher() -> None:

@@ -27,12 +27,7 @@ from pasta_decoding.models.checkpoint import Base, Checkpoint, choose_tokens
 from pasta_decoding.models.load import Loaded, load_base
 from pasta_decoding.models.template import Message
 from pasta_decoding.training.config import SftConfig
-from pasta_decoding.training.sft import (
-    compile_answer,
-    compile_rows,
-    plan_packs,
-    segments_of,
-)
+from pasta_decoding.training.sft import compile_answer, compile_rows, plan_packs, segments_of
 from pasta_decoding.training.view import pack, packed_batch
 from tests.checkpoint import END_ID, byte_tokenizer, make_base
 from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SCHEME, SYNC

@@ -44,11 +44,7 @@ ROWS = [
 
 
 def train(
-    base: Path,
-    out: Path,
-    config: SftConfig = CONFIG,
-    rows: Sequence[Row] = ROWS,
-    **more: Any,
+    base: Path, out: Path, config: SftConfig = CONFIG, rows: Sequence[Row] = ROWS, **more: Any
 ) -> Path:
     return train_sft(config, rows, base=base, out=out, **more)
 
