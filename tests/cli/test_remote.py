@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pasta_decoding.evaluation.records import read_records
 from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.load import load_model
 from tests.checkpoint import TinyCheckpoint
@@ -60,3 +61,18 @@ def test_a_server_that_asks_for_a_key_gets_it(
     assert (found.status, "refuses the key (401); set PASTA_REMOTE_KEY" in found.err) == (2, True)
     monkeypatch.setenv("PASTA_REMOTE_KEY", "sesame")
     assert ask(*there, "--sequential", "--json").object["sent"]["requests"] == 1
+
+
+def test_prompts_are_evaluated_over_servers_several_at_a_time(
+    pasta: Pasta, merged: Path, fake: Fake, there: list[str], tmp_path: Path
+) -> None:
+    prompts, method = tmp_path / "prompts.jsonl", ["--method", f"sequential={merged}"]
+    prompts.write_text("".join(json.dumps({"instruction": f"{n}?"}) + "\n" for n in range(3)))
+    fake.most_live = 0
+    found = list[set[object]]()
+    for out, where in (("here", ["--engine", "torch", "--dtype", "float32"]), ("there", there)):
+        flags = ["--prompts", prompts, "--out", tmp_path / out, "--max-tokens", 20]
+        assert pasta("eval", "generate", *flags, *method, *where).status == 0
+        records = read_records(tmp_path / out / "sequential-tiny" / "records.jsonl")
+        found.append({(one.id, one.text, one.critical_path, one.error) for one in records})
+    assert (found[0], fake.most_live) == (found[1], 3)

@@ -8,6 +8,7 @@ import pytest
 from starlette.responses import PlainTextResponse, Response
 
 from pasta_decoding.errors import PastaError, checked_url
+from pasta_decoding.remote import client
 from pasta_decoding.remote.client import ReplicaPool
 from pasta_decoding.remote.decoder import find_model
 from pasta_decoding.remote.stream import RemoteError
@@ -141,6 +142,15 @@ def test_a_chunk_that_fails_for_good_takes_its_siblings_along() -> None:
         with pytest.raises(RemoteError, match="no chunks here"):
             write(service_of(fake), [asked(PROMPT, rules=Rules(max_tokens=4000))])
         until(lambda: fake.live == 0, seconds=20)  # main alone would write for 40
+
+
+def test_more_requests_than_there_may_be_wait_for_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "MAX_REQUESTS", 2)
+    with serving(Fake(WRITES_ABAAB, SIZE, END, token_s=0.01)) as fake:
+        answers = write(service_of(fake), [asked(prompt) for prompt in PROMPTS])
+    assert ({answer.text for answer in answers}, fake.most_live) == ({"abaab"}, 2)
 
 
 # Several servers

@@ -82,6 +82,17 @@ def test_control_c_keeps_the_step_and_the_same_command_goes_on_to_the_same_adapt
     assert files(tmp_path / "adapter") == files(finished / "adapter")
 
 
+@pytest.mark.usefixtures("at_a_terminal")
+def test_a_second_control_c_stops_at_once(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    def twice(_optimizer: Any) -> None:
+        control_c()
+        control_c()
+
+    with pytest.raises(KeyboardInterrupt), behind_step(2, twice):
+        train(tiny_checkpoint.base, tmp_path)
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
 def test_a_loss_that_is_no_number_stops_the_run_at_its_step_and_names_the_last_good_state(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:

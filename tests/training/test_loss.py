@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segment, lay_out
+from pasta_decoding.training.loop import Meter
 from pasta_decoding.training.sft import label_loss
 from pasta_decoding.training.view import Example, label_logprobs, pack, packed_batch, visibility
 from tests.examples import few
@@ -36,6 +37,16 @@ def test_the_loss_is_the_summed_cross_entropy() -> None:
     one = example(0, 0, CONTROL)
     found, _ = label_loss(logprobs(HALF, QUARTER, HALF), one, control_ids=[CONTROL])
     assert float(found) == pytest.approx(HALF + QUARTER + HALF)
+
+
+def test_text_and_control_tokens_are_read_apart_and_then_start_anew() -> None:
+    meter = Meter()
+    for costs, labels in (([HALF, QUARTER, HALF], (0, 0, CONTROL)), ([QUARTER], (CONTROL,))):
+        meter.add(label_loss(logprobs(*costs), example(*labels), control_ids=[CONTROL])[1])
+    mean = (HALF + QUARTER) / 2  # of two texts' tokens, and of two control tokens
+    figures = {"text_loss": mean, "control_loss": mean, "loss": mean}
+    assert meter.read() == pytest.approx(figures)
+    assert meter.read() == {}
 
 
 def test_a_bfloat16_model_has_its_loss_computed_in_float32() -> None:

@@ -27,7 +27,13 @@ from pasta_decoding.models.checkpoint import Base, Checkpoint, choose_tokens
 from pasta_decoding.models.load import Loaded, load_base
 from pasta_decoding.models.template import Message
 from pasta_decoding.training.config import SftConfig
-from pasta_decoding.training.sft import compile_answer, compile_rows, plan_packs, segments_of
+from pasta_decoding.training.sft import (
+    compile_answer,
+    compile_rows,
+    plan_packs,
+    segments_of,
+    shared_out,
+)
 from pasta_decoding.training.view import pack, packed_batch
 from tests.checkpoint import END_ID, byte_tokenizer, make_base
 from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SCHEME, SYNC
@@ -204,6 +210,14 @@ def test_packs_of_all_epochs_are_fixed_in_advance_and_each_epoch_shows_every_row
     shown = [layout for layouts_of_pack in packs for layout in layouts_of_pack]
     for epoch in range(20):
         assert sorted(map(id, shown[4 * epoch : 4 * epoch + 4])) == sorted(map(id, layouts))
+
+
+def test_packs_are_shared_out_evenly_and_what_fills_the_last_turn_teaches_nothing() -> None:
+    packs = plan_packs(compiled(ROWS), CONFIG)[:19]
+    alone, shared = shared_out(packs, 4, 1), shared_out(packs, 4, 4)
+    assert [one.layouts for one in alone] == [one.layouts for one in shared[:19]] == packs
+    assert (len(shared), shared[-1].scale) == (20, 0)
+    assert alone[0].scale == pytest.approx(4 / sum(len(one.labels) for one in alone[:4]))
 
 
 # Tensors
