@@ -233,14 +233,17 @@ def serving(fake: Fake) -> Iterator[Fake]:
 
 
 @contextmanager
-def hanging_up(words: bytes) -> Iterator[int]:
-    """Say `words` to whoever comes, on a port of this machine."""
+def hanging_up(words: bytes, drip: bytes = b"") -> Iterator[int]:
+    """Say `words` to whoever comes, on a port of this machine, then `drip` for ever."""
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             self.request.recv(65536)
             with suppress(OSError):  # until nobody listens
                 self.request.sendall(words)
+                while drip:
+                    self.request.sendall(drip)
+                    time.sleep(0.02)
 
     with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()

@@ -223,6 +223,13 @@ def test_a_broken_list_of_models_is_told_and_another_server_may_do(
             assert found == (good.model, good.max_model_len)
 
 
+@pytest.mark.parametrize("words", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])
+def test_a_list_of_models_that_drips_is_waited_for_only_so_long(words: bytes) -> None:
+    with hanging_up(words, drip=b" ") as port, pytest.raises(PastaError) as caught:
+        find_model([f"http://127.0.0.1:{port}/v1"], [], api_key=None, connect_s=0.2)
+    assert str(caught.value).endswith("it did not list its models within 0.2 s")
+
+
 @pytest.mark.parametrize(
     "url", ["http://a..b/v1", f"http://{'a' * 64}.org/v1", "ftp://a/v1", "http://a/v1?x=1", "a"]
 )

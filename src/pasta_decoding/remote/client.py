@@ -17,13 +17,7 @@ import httpx2 as httpx
 
 from pasta_decoding.errors import excerpt
 from pasta_decoding.guided import GuidedParams, Kind
-from pasta_decoding.remote.stream import (
-    BAN,
-    Completion,
-    CompletionReader,
-    RemoteError,
-    checked_key,
-)
+from pasta_decoding.remote.stream import BAN, Completion, CompletionReader, RemoteError, checked_key
 from pasta_decoding.runtime.answer import Sent
 
 MAX_REQUESTS = 256

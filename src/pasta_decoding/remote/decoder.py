@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,12 +170,16 @@ def find_model(
     """
     found: dict[str, tuple[str, int | None]] = {}
     absent: list[str] = []
-    with httpx.Client(headers=headers(api_key), timeout=connect_s) as client:
-        for base_url in base_urls:
-            try:
-                found[base_url] = _model_of(client, base_url, names, connect_s)
-            except (httpx.TransportError, httpx.DecodingError, RemoteError) as error:
-                absent.append(f"{base_url}: {excerpt(str(error) or type(error).__name__)}")
+    for base_url in base_urls:
+        try:
+            with ThreadPoolExecutor(1) as other:  # a loop may run in this thread
+                coming = _models_at(base_url, api_key, connect_s)
+                status, body = other.submit(asyncio.run, coming).result()
+            found[base_url] = _model_in(status, body, base_url, names)
+        except TimeoutError:
+            absent.append(f"{base_url}: it did not list its models within {connect_s:g} s")
+        except (httpx.TransportError, httpx.DecodingError, RemoteError) as error:
+            absent.append(f"{base_url}: {excerpt(str(error) or type(error).__name__)}")
     if not found:
         raise PastaError(f"no server is ready: {'; '.join(absent)}")
     if len({model for model, _ in found.values()}) > 1:
@@ -185,16 +189,24 @@ def find_model(
     return model, min((size for _, size in found.values() if size is not None), default=None)
 
 
-def _model_of(
-    client: httpx.Client, base_url: str, names: Sequence[str], limit_s: float
-) -> tuple[str, int | None]:
-    end_s, body = time.monotonic() + limit_s, b""
-    with client.stream("GET", f"{base_url}/models") as response:
-        for piece in response.iter_bytes():
+async def _models_at(base_url: str, api_key: str | None, limit_s: float) -> tuple[int, bytes]:
+    body = b""
+    async with (
+        asyncio.timeout(limit_s),  # of all its bytes; httpx's own is of the next one
+        httpx.AsyncClient(headers=headers(api_key), timeout=limit_s) as client,
+        client.stream("GET", f"{base_url}/models") as response,
+    ):
+        async for piece in response.aiter_bytes():
             body += piece
-            if len(body) > MAX_MODELS_BYTES or time.monotonic() > end_s:
+            if len(body) > MAX_MODELS_BYTES:
                 raise RemoteError(f"its list of models has no end ({len(body)} bytes came)")
-    status, said = response.status_code, excerpt(body.decode("utf-8", "replace"))
+    return response.status_code, body
+
+
+def _model_in(
+    status: int, body: bytes, base_url: str, names: Sequence[str]
+) -> tuple[str, int | None]:
+    said = excerpt(body.decode("utf-8", "replace"))
     if is_retryable(status):
         raise RemoteError(f"it failed with status {status}: {said}")
     if status in (401, 403):
