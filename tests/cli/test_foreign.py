@@ -105,7 +105,7 @@ def test_a_broken_model_or_adapter_is_one_line(
     assert said in found.err.splitlines()[-1]
 
 
-def test_what_is_no_model_is_told_and_a_window_that_the_model_does_not_know_is_ignored(
+def test_what_is_no_model_is_told_and_old_weights_and_a_window_of_no_meaning_are_read(
     pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     for name, said in {
@@ -117,6 +117,8 @@ def test_what_is_no_model_is_told_and_a_window_that_the_model_does_not_know_is_i
     base = shutil.copytree(tiny_checkpoint.base, tmp_path / "base")
     plain = pasta(*QUESTION, "--adapter", "none", "--model", base).out
     settings(sliding_window=4)(base)
+    torch.save(load_file(base / "model.safetensors"), base / "pytorch_model.bin")
+    (base / "model.safetensors").unlink()
     assert pasta(*QUESTION, "--adapter", "none", "--model", base).out == plain
     settings("generation_config.json", do_sample=False, top_p=0.9, pad_token_id=-1)(base)
     out = ["--to", "hf", "--out", tmp_path / "out"]
@@ -141,12 +143,21 @@ def test_an_output_that_cannot_hold_a_character_shows_its_code_and_one_of_severa
     assert b"torn down" not in found.stdout
 
 
-def test_two_evaluations_do_not_write_into_one_folder(
-    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+@pytest.mark.usefixtures("tiny_cache")
+def test_two_runs_do_not_write_into_one_folder(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "prompts.jsonl").write_text('{"instruction": "Hello"}\n')
-    where = ["--prompts", tmp_path / "prompts.jsonl", "--out", tmp_path / "out"]
-    method = ["--method", "sequential=none", "--model", tiny_checkpoint.base]
-    with locked(tmp_path / "out"):
-        found = pasta("eval", "generate", *where, *method)
-    assert (found.status, "another process writes into" in found.err) == (2, True)
+    monkeypatch.chdir(tmp_path)
+    (rows := tmp_path / "rows.jsonl").write_text('{"instruction": "Hello", "response": "Hi."}\n')
+    where, out = ["--model", tiny_checkpoint.base, "--out", tmp_path / "out"], tmp_path / "out"
+    adapter = tiny_checkpoint.adapter
+    with locked(out):
+        for command in (
+            ["eval", "generate", "--prompts", rows, "--method", "sequential=none"],
+            ["train", "sft", "--data", rows],
+            ["train", "preference", "--prompts", rows, "--policy", adapter, "--baseline", adapter],
+        ):
+            found = pasta(*command, *where)
+            assert (found.status, found.out) == (2, "")
+            assert found.err.splitlines()[-1] == f"pasta: another process writes into {out}"
+    assert {one.name for one in tmp_path.iterdir()} == {"rows.jsonl", "out"}

@@ -95,7 +95,7 @@ def preference(
     base = find_base(model, cache_folder(), adapter=policy)
     config = replace(config, policy=policy, baseline=baseline)
     if not config.pairs:
-        config = settled(config, base)
+        config = settled(config, base, cache_folder())
     if samples_from is not None:
         share_samples(samples_from, out, config)
     pairs = [pair for path in config.pairs for pair in read_pairs(Path(path))]

@@ -61,9 +61,9 @@ def engine_of(config: PreferenceConfig, base: Path, adapter: str) -> EngineConfi
     return EngineConfig(model=base, join=Joining.kv, **same).of(adapter)
 
 
-def settled(config: PreferenceConfig, base: Path) -> PreferenceConfig:
+def settled(config: PreferenceConfig, base: Path, cache: Path) -> PreferenceConfig:
     """Return the settings with one engine and one number format, which are kept with the run."""
-    checkpoint = find(engine_of(config, base, config.policy), Path())
+    checkpoint = find(engine_of(config, base, config.policy), cache)
     engine: Any = choose_engine(checkpoint)
     fixed = engine in ("fast", "torch")
     dtype: Any = ENGINES[engine].dtype(checkpoint) if fixed else config.dtype
