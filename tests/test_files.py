@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pasta_decoding.files import written_whole
+from pasta_decoding.files import writable, written_whole
 
 
 def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path: Path) -> None:
@@ -32,3 +32,11 @@ def test_a_folder_has_to_have_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     with pytest.raises(IsADirectoryError), written_whole(Path()):
         raise AssertionError("nothing is to be written")
+
+
+def test_a_cache_that_cannot_be_written_is_told_and_one_of_this_process_takes_its_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (file := tmp_path / "file").touch()
+    assert writable(file / "cache", "it").is_dir()
+    assert caplog.messages == [f"it cannot be kept in {file / 'cache'}: Not a directory"]

@@ -37,16 +37,10 @@ def run(
     return script
 
 
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("answer.py", "steps"),
-        ("stream_threads.py", "] promised: "),
-        ("batch_measures.py", "Who wrote Hamlet?"),
-    ],
-)
-def test_an_example_shows_what_it_is_about(name: str, shown: str, run: Run) -> None:
-    assert shown in run(name)
+def test_an_example_shows_what_it_is_about(run: Run) -> None:
+    assert "steps" in run("answer.py")
+    assert "] promised: " in run("stream_threads.py")
+    assert "Who wrote Hamlet?" in run("batch_measures.py")
 
 
 def test_a_checkpoint_of_ones_own_is_compared_with_itself(

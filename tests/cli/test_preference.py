@@ -99,6 +99,7 @@ def test_a_round_prints_the_folder_of_the_adapter_and_another_lambda_takes_its_s
         "finished: 1 rounds",
     ):
         assert re.search(f"^{line}$", found.err.replace("\r", "\n"), re.M), line
+    assert found.err.count("sampling round-1: ") == 2, "none for each answer"
     flags = ["--lambda", "inf", "--samples-from", tmp_path / "run"]
     assert train(*flags, out="inf").status == 0
     settings = json.loads((tmp_path / "inf" / "config.json").read_text())

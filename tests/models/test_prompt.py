@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from pasta_decoding.errors import PastaError
@@ -203,6 +203,17 @@ def test_without_a_template_the_prompt_is_the_text_itself() -> None:
 
 ASK = [Message("user", "Hi")]
 SIZE = len(TINY_ENCODER.encode(ASK))
+
+
+def test_an_end_that_a_tokenizer_puts_behind_each_text_ends_no_prompt() -> None:
+    tokenizer: Any = tiny_tokenizer(CHATML)
+    ends = [(text, tokenizer.convert_tokens_to_ids(text)) for text in MARKERS[:2]]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=ends
+    )
+    encoder, text = PromptEncoder(tokenizer), tokenizer.encode("Hi")
+    assert encoder.encode(ASK) == TINY_ENCODER.encode(ASK)
+    assert [*encoder.encode_plain("Hi"), ends[1][1]] == text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from pasta_decoding.data.rows import Row
 from pasta_decoding.errors import PastaError
@@ -20,6 +20,7 @@ from pasta_decoding.models.template import Message
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.sft import trial_line
 from tests.checkpoint import BASE_NAME, TinyCheckpoint, make_adapter, make_base, torch_decoder
+from tests.tiny import SHAPE
 from tests.training.tiny_runs import CONFIG, ROWS, behind_step, chunk, die, files, losses, train
 
 
@@ -107,6 +108,9 @@ def test_what_training_cannot_go_on_from_is_refused_before_there_is_a_run(
     moving = Path(shutil.copytree(base, tmp_path / "moving"))
     ropes = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     AutoConfig.from_pretrained(base, rope_parameters=ropes).save_pretrained(moving)
+    neox, kind = Path(shutil.copytree(base, tmp_path / "neox")), SHAPE | {"vocab_size": 280}
+    config = AutoConfig.for_model("gpt_neox", **kind)
+    AutoModelForCausalLM.from_config(config).save_pretrained(neox)
     wrong: list[tuple[Path, dict[str, Any], str]] = [
         (base, {"start": stranger, "lora_rank": 2}, "was trained on .*norms_sha256"),
         (base, {"start": whole, "lora_rank": 2}, "holds a whole model, not an adapter"),
@@ -115,6 +119,7 @@ def test_what_training_cannot_go_on_from_is_refused_before_there_is_a_run(
         (base, {"scheme": "spiral"}, "^no position scheme 'spiral'; known are shared-max,"),
         (base, {"load_in_4bit": True}, "^load_in_4bit needs a GPU and bitsandbytes$"),
         (base, {"lora_targets": ("q_proj", "wrong")}, "^llama has no layers 'wrong' for LoRA$"),
+        (neox, {}, "^gpt_neox cannot be trained with LoRA: .*'embed_tokens'"),
         (moving, {}, r"its rotary positions \(dynamic\) change with the length$"),
     ]
     for model, changes, message in wrong:

@@ -144,20 +144,15 @@ def test_every_part_of_a_response_is_encoded_by_itself() -> None:
     assert segments_of(read(RESPONSE), CONTROL, ENCODER) == SEGMENTS
 
 
-@pytest.mark.parametrize(
-    ("topic", "tokens", "expected"),
-    [
+def test_a_promise_says_the_next_larger_length_of_its_chunk_in_these_tokens() -> None:
+    for topic, tokens, expected in (
         (' topic="a"', 20, PromiseRun((OPEN, 97, P20), 20)),
         (' topic="a"', 21, PromiseRun((OPEN, 97, P50), 50)),
         (' topic="a"', 90, PromiseRun((OPEN, 97, P50), 50)),
         ("", 1, PromiseRun((OPEN, P20), 20)),
-    ],
-)
-def test_a_promise_says_the_next_larger_length_of_its_chunk_in_these_tokens(
-    topic: str, tokens: int, expected: PromiseRun
-) -> None:
-    tree = read(f'<promise{topic} tokens="20"/><async>{"b" * tokens}</async>')
-    assert segments_of(tree, CONTROL, ENCODER)[0] == expected
+    ):
+        tree = read(f'<promise{topic} tokens="20"/><async>{"b" * tokens}</async>')
+        assert segments_of(tree, CONTROL, ENCODER)[0] == expected
 
 
 def laid_out(max_tokens: int, *joinings: Joining) -> list[Layout]:
