@@ -19,7 +19,14 @@ from pasta_decoding.models.bases import named_base
 from pasta_decoding.models.checkpoint import load
 from pasta_decoding.models.load import NO_ADAPTER, find_adapter
 from pasta_decoding.models.pull import find_base
-from pasta_decoding.training.config import Config, PreferenceConfig, SftConfig, keys, read_config
+from pasta_decoding.training.config import (
+    IDLE_WITH_PAIRS,
+    Config,
+    PreferenceConfig,
+    SftConfig,
+    keys,
+    read_config,
+)
 
 _SFT_KEYS, _PREFERENCE_KEYS = Without(keys(SftConfig)), Without(keys(PreferenceConfig))
 _KEYS = "Further keys of --config: "
@@ -82,8 +89,9 @@ def preference(
     """Stage 2: train on the best and worst of sampled answers (BoNBoN), in rounds."""
     config = PreferenceConfig(**given(context, file, config))
     require_training(config)
-    if config.pairs and samples_from:
-        raise PastaError("nothing is sampled with --pairs: leave out --samples-from")
+    typed = given(context, None, config) | ({"samples_from": 1} if samples_from else {})
+    if config.pairs and (idle := [name for name in typed if name in IDLE_WITH_PAIRS]):
+        raise PastaError(f"nothing is sampled with --pairs: leave out {', '.join(idle)}")
     for name in ("policy",) if config.pairs else ("prompts", "policy", "baseline"):
         if not getattr(config, name):
             raise PastaError(f"--{name} is missing")

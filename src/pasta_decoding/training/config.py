@@ -131,11 +131,6 @@ class PreferenceConfig:
     bf16: Bf16 = True
     report_to: ReportTo = ()
 
-    def __post_init__(self) -> None:
-        changed = (one.name for one in fields(self) if getattr(self, one.name) != one.default)
-        if self.pairs and (vain := [name for name in changed if name in _OF_SAMPLES]):
-            raise PastaError(f"nothing is sampled with --pairs: leave out {', '.join(vain)}")
-
     @property
     def rules(self) -> Rules:
         return Rules(max_tokens=self.max_tokens, max_threads=self.max_threads, max_chunks=16)
@@ -152,7 +147,12 @@ SAMPLING = (
     *("baseline_samples", "limit", "max_prompt_chars", "max_tokens", "max_threads"),
 )
 """Settings that the samples and their measures depend on."""
-_OF_SAMPLES = {*SAMPLING, "rounds", "lambda_"} - {"policy", "seed", "max_tokens"}
+IDLE_WITH_PAIRS = {*SAMPLING, "samples_from", "rounds", "lambda_"} - {
+    "policy",
+    "seed",
+    "max_tokens",
+}
+"""Options that are refused beside pairs; a settings file may have them for other runs."""
 
 
 def keys(kind: type[Any]) -> list[str]:
