@@ -24,18 +24,20 @@ struct Inputs {
 // Weights of linear layers of the same inputs, their outputs beside each other, and a bias or null.
 struct Linear {
   struct Part {
-    Matrix main, up;  // without an adapter `up` has no outputs
+    Matrix main;
+    std::vector<Vec> up;  // of an adapter, for each panel from `first_up` on: a vector a rank
     std::vector<float> bias;
-    int64_t first;  // its first place in the outputs
+    int64_t rank, first_rank, first_up;  // `first_rank`: its first place in what `down` gives
+    int64_t first;                       // its first place in the outputs
   };
-  const Linear* down;  // what the `up` of all parts take: of low rank; or null
+  const Linear* down;  // what the `up` of all parts take; or null
   std::vector<Part> parts{};
-  int64_t inputs = 0, outputs = 0;
+  int64_t inputs = 0, outputs = 0, ranks = 0;
 };
 
 // Memory that a pass uses again and again.
 struct Scratch {
-  std::vector<Inputs> inputs, low_inputs;
+  std::vector<Inputs> inputs;
   std::vector<float> low;
 };
 

@@ -11,11 +11,10 @@
 
 namespace {
 
-constexpr int64_t kTasks = 16;                // of a thread, if there are as many panels
-constexpr int64_t kMostPanels = 64 / kPanel;  // of a task
-constexpr int64_t kAlone = 100000;            // products that are not worth a second thread
-constexpr int64_t kMostRows = 4;              // of a tile
-constexpr int64_t kShared = 8;                // blocks whose inputs share a scale
+constexpr int64_t kTasks = 8;       // of a thread, if there are as many panels
+constexpr int64_t kAlone = 100000;  // products that are not worth a second thread
+constexpr int64_t kMostRows = 4;    // of a tile
+constexpr int64_t kShared = 8;      // blocks whose inputs share a scale
 
 // The sum over a group of inputs of levels times bytes, for each output. It starts at -offset times
 // the sum of the bytes, given in pairs.
@@ -71,7 +70,7 @@ Ints factors_of(const uint8_t* record, int64_t group, int64_t number) {
 // Weights that come soon: few rows are done with theirs before the processor fetches the next by
 // itself.
 inline void fetch(const uint8_t* weights, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(weights + 2048 + at);
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(weights + 4096 + at);
 }
 
 // Adds a panel of whole numbers times some rows of inputs to sums.
@@ -158,30 +157,35 @@ void add(const Matrix& matrix, int64_t panel, const Inputs* in, int64_t rows, Ve
   });
 }
 
-// Panels of a layer. low: the inputs of what is added.
+// Panels of a layer. low[Q, ranks]: the inputs of what an adapter adds.
 void run(
-    const Linear::Part& part, int64_t begin, int64_t end, const Inputs* in, const Inputs* low,
-    int64_t tokens, float* out, int64_t stride) {
+    const Linear& linear, const Linear::Part& part, int64_t begin, int64_t end, const Inputs* in,
+    const float* low, int64_t tokens, float* out) {
   for (int64_t token = 0; token < tokens; token += kMostRows) {
     const int64_t rows = std::min(kMostRows, tokens - token);
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t first = panel * kPanel, width = std::min(kPanel, part.main.outputs - first);
+      const int64_t ranks = panel < part.first_up ? 0 : part.rank;
+      const Vec* up = part.up.data() + (panel - part.first_up) * ranks;
+      for (int64_t rank = 0; rank < ranks; ++rank) __builtin_prefetch(up + rank);
       Vec sums[kMostRows] = {};
       for (int64_t row = 0; !part.bias.empty() && row < rows; ++row)
         std::memcpy(&sums[row], &part.bias[first], 4 * width);
       add<kMostRows>(part.main, panel, in + token, rows, sums);
-      if (part.up.outputs) add<kMostRows>(part.up, panel, low + token, rows, sums);
-      for (int64_t row = 0; row < rows; ++row)
-        std::memcpy(out + (token + row) * stride + part.first + first, &sums[row], 4 * width);
+      for (int64_t row = 0; row < rows; ++row) {
+        const float* own_low = low + (token + row) * linear.ranks + part.first_rank;
+        for (int64_t rank = 0; rank < ranks; ++rank) sums[row] += up[rank] * own_low[rank];
+        float* to = out + (token + row) * linear.outputs + part.first + first;
+        std::memcpy(to, &sums[row], 4 * width);
+      }
     }
   }
 }
 
 void run_all(
-    const Linear& linear, const Inputs* in, const Inputs* low, int64_t tokens, float* out,
+    const Linear& linear, const Inputs* in, const float* low, int64_t tokens, float* out,
     int threads) {
-  const int64_t group =
-      std::clamp<int64_t>(linear.outputs / kPanel / (kTasks * threads), 1, kMostPanels);
+  const int64_t group = std::max<int64_t>(linear.outputs / kPanel / (kTasks * threads), 1);
   std::vector<std::pair<const Linear::Part*, int64_t>> places;  // the first panels of tasks
   for (const Linear::Part& part : linear.parts)
     for (int64_t panel = 0; panel < part.main.panels(); panel += group)
@@ -189,17 +193,7 @@ void run_all(
   const bool alone = tokens * linear.outputs * linear.inputs < kAlone;
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1 && !alone)
   for (const auto& [part, panel] : places)
-    run(*part, panel, std::min(panel + group, part->main.panels()), in, low, tokens, out,
-        linear.outputs);
-}
-
-// Rows of inputs as `Inputs`.
-const Inputs* taken(
-    std::vector<Inputs>& rows, const float* from, int64_t stride, int64_t width, int64_t tokens,
-    int threads) {
-  rows.resize(std::max<size_t>(rows.size(), tokens));
-  share(tokens, threads, [&](int64_t token) { rows[token].take(from + token * stride, width); });
-  return rows.data();
+    run(linear, *part, panel, std::min(panel + group, part->main.panels()), in, low, tokens, out);
 }
 
 }  // namespace
@@ -248,30 +242,39 @@ void Inputs::take(const float* from, int64_t width) {
 void multiply(
     const Linear& linear, const float* input, int64_t stride, int64_t tokens, float* out,
     Scratch& scratch, int threads) {
-  const Inputs* in = taken(scratch.inputs, input, stride, linear.inputs, tokens, threads);
-  const Inputs* low = nullptr;
-  if (const Linear* down = linear.down) {
-    scratch.low.resize(tokens * down->outputs);
-    run_all(*down, in, nullptr, tokens, scratch.low.data(), threads);
-    low = taken(
-        scratch.low_inputs, scratch.low.data(), down->outputs, down->outputs, tokens, threads);
-  }
-  run_all(linear, in, low, tokens, out, threads);
+  scratch.inputs.resize(std::max<size_t>(scratch.inputs.size(), tokens));
+  Inputs* in = scratch.inputs.data();
+  share(tokens, threads, [&](int64_t token) {
+    in[token].take(input + token * stride, linear.inputs);
+  });
+  scratch.low.resize(tokens * linear.ranks);
+  if (linear.down) run_all(*linear.down, in, nullptr, tokens, scratch.low.data(), threads);
+  run_all(linear, in, scratch.low.data(), tokens, out, threads);
 }
 
 // Return layers without parts yet; `down` must live as long.
 extern "C" Linear* pasta_linear(const Linear* down) { return new Linear{down}; }
 extern "C" void pasta_free(Linear* linear) { delete linear; }
 
-// Put a part behind the others. up, bias: or null.
+// Put a part behind the others. up[O, R], bias[O]: or null.
 extern "C" void pasta_add(
-    Linear* linear, const Rows* main, const Rows* up, const float* bias, int threads) {
-  const int64_t outputs = main->outputs;
-  linear->parts.push_back(
-      {pack(*main, threads), up ? pack(*up, threads) : Matrix{},
-       std::vector<float>(bias, bias + (bias ? outputs : 0)), linear->outputs});
+    Linear* linear, const Rows* main, const float* up, int64_t rank, const float* bias,
+    int threads) {
+  const int64_t outputs = main->outputs, count = outputs * rank;
+  Linear::Part part{pack(*main, threads), {}, std::vector<float>(bias, bias + (bias ? outputs : 0)),
+                    rank, linear->ranks, 0, linear->outputs};
+  // Of the head only the outputs of control tokens have some, and they are the last ones.
+  part.first_up = std::find_if(up, up + count, [](float x) { return x != 0; }) - up;
+  part.first_up /= std::max<int64_t>(rank, 1) * kPanel;
+  part.up.resize((part.main.panels() - part.first_up) * rank);
+  for (int64_t at = part.first_up * kPanel * rank; at < count; ++at) {
+    const int64_t output = at / rank - part.first_up * kPanel;
+    part.up[output / kPanel * rank + at % rank][output % kPanel] = up[at];
+  }
+  linear->parts.push_back(std::move(part));
   linear->inputs = main->inputs;
   linear->outputs += outputs;
+  linear->ranks += rank;
 }
 
 extern "C" void pasta_multiply(

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
-from torch.nn import functional
 
 from pasta_decoding.engines.layers import AttentionMetadata
 from pasta_decoding.engines.weights import Linear, ModelWeights, stored
@@ -82,23 +81,19 @@ class NativeLinear:
         self._outputs = sum(part.weight.shape[0] for part in parts)
         exact = parts[0].weight.kind not in PACKED | {Kind.BF16}
         dtype = torch.float32 if exact else torch.bfloat16
-        # One matrix is the `down` of all adapters; the `up` of each has zeros for the others.
+        # One matrix is the `down` of all adapters.
         downs = [part.added[0] for part in parts if part.added is not None]
-        ranks, rank = sum(map(len, downs)), 0
         self._down: NativeLinear | None = None
         if downs:
             self._down = NativeLinear(library, [Linear(stored(torch.cat(downs).to(dtype)))])
         self.pointer: int = library.pasta_linear(self._down.pointer if self._down else None)
         weakref.finalize(self, library.pasta_free, self.pointer)
         for part in parts:
-            up = None
-            if part.added is not None:
-                up_OR = part.added[1]
-                after = ranks - rank - up_OR.shape[1]
-                up = _Rows(stored(functional.pad(up_OR.to(dtype), (rank, after))))
-                rank += up_OR.shape[1]
+            up_OR = None if part.added is None else part.added[1].float().contiguous()
+            rank = 0 if up_OR is None else up_OR.shape[1]
             library.pasta_add(
-                self.pointer, _Rows(part.weight), up, _address(part.bias_O), torch.get_num_threads()
+                *(self.pointer, _Rows(part.weight), _address(up_OR), rank, _address(part.bias_O)),
+                torch.get_num_threads(),
             )
 
     def __call__(self, input_QI: Tensor) -> Tensor:
@@ -173,7 +168,7 @@ def library(folder: Path) -> Any:
     for name, types in {
         "pasta_linear": (_POINTER,),
         "pasta_free": (_POINTER,),
-        "pasta_add": (_POINTER, rows, rows, _POINTER, count),
+        "pasta_add": (_POINTER, rows, _POINTER, _NUMBER, _POINTER, count),
         "pasta_multiply": (_POINTER, _POINTER, _POINTER, _NUMBER, count),
         "pasta_pass": (ctypes.POINTER(_Model), _POINTER, _POINTER, _NUMBER, count),
     }.items():
