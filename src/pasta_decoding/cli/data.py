@@ -20,8 +20,7 @@ from pasta_decoding.lang.check import check
 @command("pasta lint answer.txt", "pasta lint --no-topic rows.jsonl.gz")
 def lint(
     files: Annotated[
-        list[Path],
-        typer.Argument(help="JSONL (.gz) with annotated rows, or texts of a response."),
+        list[Path], typer.Argument(help="JSONL (.gz) with annotated rows, or texts of a response.")
     ],
     no_topic: Annotated[bool, typer.Option("--no-topic", help="Accept missing topics.")] = False,
 ) -> None:

@@ -32,8 +32,7 @@ _SFT_KEYS, _PREFERENCE_KEYS = Without(keys(SftConfig)), Without(keys(PreferenceC
 _KEYS = "Further keys of --config: "
 
 File = Annotated[
-    Path | None,
-    typer.Option("--config", help="YAML file of settings; a run's config.json is one."),
+    Path | None, typer.Option("--config", help="YAML file of settings; a run's config.json is one.")
 ]
 
 Out = Annotated[Path, typer.Option(help="Run folder; the same command resumes it.")]

@@ -173,8 +173,8 @@ void run(
         std::memcpy(&sums[row], &part.bias[first], 4 * width);
       add<kMostRows>(part.main, panel, in + token, rows, sums);
       for (int64_t row = 0; row < rows; ++row) {
-        const float* own_low = low + (token + row) * linear.ranks + part.first_rank;
-        for (int64_t rank = 0; rank < ranks; ++rank) sums[row] += up[rank] * own_low[rank];
+        const float* own = low + (token + row) * linear.ranks + part.first_rank;
+        for (int64_t rank = 0; rank < ranks; ++rank) sums[row] += up[rank] * own[rank];
         float* to = out + (token + row) * linear.outputs + part.first + first;
         std::memcpy(to, &sums[row], 4 * width);
       }
@@ -244,9 +244,7 @@ void multiply(
     Scratch& scratch, int threads) {
   scratch.inputs.resize(std::max<size_t>(scratch.inputs.size(), tokens));
   Inputs* in = scratch.inputs.data();
-  share(tokens, threads, [&](int64_t token) {
-    in[token].take(input + token * stride, linear.inputs);
-  });
+  share(tokens, threads, [&](int64_t row) { in[row].take(input + row * stride, linear.inputs); });
   scratch.low.resize(tokens * linear.ranks);
   if (linear.down) run_all(*linear.down, in, nullptr, tokens, scratch.low.data(), threads);
   run_all(linear, in, scratch.low.data(), tokens, out, threads);

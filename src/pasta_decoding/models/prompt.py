@@ -146,9 +146,7 @@ class PromptEncoder:
                 _refuse_longer(characters, "characters", max_tokens)
 
 
-def _without_added_tokens(
-    tokenizer: PreTrainedTokenizerBase,
-) -> tuple[Tokenizer, frozenset[int]]:
+def _without_added_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, frozenset[int]]:
     """Return a copy that knows no added token, and the ids that it must never produce.
 
     `split_special_tokens=True` alone would not do: it lets added tokens through that are not

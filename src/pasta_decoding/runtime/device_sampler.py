@@ -14,13 +14,7 @@ import torch
 from torch import Tensor
 
 from pasta_decoding.engines.torch import to_device
-from pasta_decoding.runtime.sampler import (
-    FIRST_FACTOR,
-    ID_FACTOR,
-    SECOND_FACTOR,
-    UNIT,
-    RowParams,
-)
+from pasta_decoding.runtime.sampler import FIRST_FACTOR, ID_FACTOR, SECOND_FACTOR, UNIT, RowParams
 
 TIES = 64
 """How many tokens more than top-k may win: those as likely as the last one, where so many are."""
