@@ -79,9 +79,7 @@ class NativeLinear:
     def __init__(self, library: Any, parts: Sequence[Linear]) -> None:
         self._library, self._inputs = library, parts[0].weight.shape[-1]
         self._outputs = sum(part.weight.shape[0] for part in parts)
-        exact = parts[0].weight.kind not in PACKED | {Kind.BF16}
-        dtype = torch.float32 if exact else torch.bfloat16
-        # One matrix is the `down` of all adapters.
+        dtype = torch.bfloat16 if parts[0].weight.kind in PACKED | {Kind.BF16} else torch.float32
         downs = [part.added[0] for part in parts if part.added is not None]
         self._down: NativeLinear | None = None
         if downs:

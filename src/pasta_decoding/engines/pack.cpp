@@ -8,40 +8,40 @@
 
 namespace {
 
-// The level of an input of a record: four bits, and those above them where a format has more.
+// The levels of four inputs of a record: four bits, and those above them where a format has more.
 template <typename Kind>
-int level_of(const uint8_t* levels, int64_t at) {
-  if (Kind::bits == 8) return levels[at] ^ 128;
+uint32_t levels_of(const uint8_t* levels, int64_t at) {
+  if (Kind::bits == 8) return load<uint32_t>(levels + at) ^ 0x80808080;
   constexpr int64_t half = Kind::blocks == 1 ? 16 : Kind::bits == 4 ? 32 : 64;  // low, then high
-  const int low = levels[at / (2 * half) * half + at % half] >> at / half % 2 * 4 & 15;
+  const uint8_t* own = levels + at / (2 * half) * half + at % half;
+  const uint32_t low = load<uint32_t>(own) >> at / half % 2 * 4 & 0x0f0f0f0f;
   if (Kind::bits == 4) return low;
-  if (Kind::blocks == 1) return low | (levels[at / 8 - 4] >> at % 8 & 1) << 4;
-  return low | (levels[128 + at / 128 * 32 + at % 32] >> at % 128 / 32 * 2 & 3) << 4;
+  if (Kind::blocks == 1)  // a bit to each byte
+    return low | ((levels[at / 8 - 4] >> at % 8 & 15) * 0x00204081 & 0x01010101) << 4;
+  const auto two = load<uint32_t>(levels + 128 + at / 128 * 32 + at % 32);
+  return low | (two >> at % 128 / 32 * 2 & 0x03030303) << 4;
 }
 
 // What multiplies the scale, and the minimum `kPanel` further, of a group of inputs.
 template <typename Kind>
 void put_factors(const uint8_t* record, int64_t group, uint8_t* to) {
-  if (Kind::bits == 6) {
-    to[0] = record[192 + group];
-    return;
-  }
+  if (Kind::bits == 6) return void(to[0] = record[192 + group]);
   const uint8_t* own = record + 4 + group;  // eight of six bits, eight more, in 12 bytes
   to[0] = group < 4 ? own[0] & 63 : (own[4] & 15) | own[-4] >> 6 << 4;
   to[kPanel] = group < 4 ? own[4] & 63 : own[4] >> 4 | own[0] >> 6 << 4;
 }
 
-// A record's part of one output, which `to` has been moved to.
+// A record's part of one output, where `to` has zeros.
 template <typename Kind>
 void put_whole(const uint8_t* record, int64_t output, uint8_t* to) {
-  for (int64_t at = 0; at < Kind::blocks * kBlock; ++at) {
-    const int level = level_of<Kind>(record + Kind::file_levels, at);
-    const int64_t in_block = at % kBlock, quad = in_block / 4, place = 4 * output + in_block % 4;
-    uint8_t *block = to + at / kBlock * Kind::block_bytes,
-            *word = block + quad % 4 * 4 * kPanel + place;
-    *word |= (level & 15) << quad / 4 * 4;
-    if (Kind::bits == 6) block[(4 + quad / 4) * 4 * kPanel + place] |= level >> 4 << quad % 4 * 2;
-    if (Kind::bits == 8) word[16 * kPanel] |= level >> 4 << quad / 4 * 4;
+  for (int64_t at = 0; at < Kind::blocks * kBlock; at += 4) {
+    const uint32_t levels = levels_of<Kind>(record + Kind::file_levels, at);
+    const int64_t quad = at % kBlock / 4;
+    const uint32_t high = levels >> 4 & 0x0f0f0f0f;
+    auto* words = reinterpret_cast<uint32_t*>(to + at / kBlock * Kind::block_bytes) + output;
+    words[quad % 4 * kPanel] |= (levels & 0x0f0f0f0f) << quad / 4 * 4;
+    if (Kind::bits == 6) words[(4 + quad / 4) * kPanel] |= high << quad % 4 * 2;
+    if (Kind::bits == 8) words[(4 + quad % 4) * kPanel] |= high << quad / 4 * 4;
   }
   uint8_t* factors = to + Kind::factors_at + output;
   for (int64_t group = 0; Kind::factors && group < Kind::blocks * Kind::groups; ++group)
@@ -83,9 +83,9 @@ Matrix pack(const Rows& from, int threads) {
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
     for (int64_t panel = 0; panel < to.panels(); ++panel) {
       std::memset(to.panel(panel), 0, to.records * Kind::bytes);
-      for (int64_t output = panel * kPanel; output < std::min((panel + 1) * kPanel, to.outputs);
-           ++output)
-        for (int64_t record = 0; record < to.records; ++record) {
+      const int64_t end = std::min((panel + 1) * kPanel, to.outputs);
+      for (int64_t record = 0; record < to.records; ++record)
+        for (int64_t output = panel * kPanel; output < end; ++output) {
           const uint8_t* row = from.rows + output * from.row_bytes;
           uint8_t* own = to.panel(panel) + record * Kind::bytes;
           if constexpr (Kind::whole) {
