@@ -1,4 +1,4 @@
-"""The steps of deploy/Dockerfile in a fresh folder; the image itself where a daemon builds it."""
+"""The steps of deploy/Dockerfile, as a test runs them in a fresh folder."""
 
 import json
 import os
