@@ -11,10 +11,10 @@
 
 namespace {
 
-constexpr int64_t kTasks = 8;       // of a thread, if there are as many panels
-constexpr int64_t kAlone = 100000;  // products that are not worth a second thread
-constexpr int64_t kMostRows = 4;    // of a tile
-constexpr int64_t kShared = 8;      // blocks whose inputs share a scale
+constexpr int64_t kTasks = 8;                        // of a thread, if there are as many panels
+constexpr int64_t kAlone = 100000;                   // products that are not worth a second thread
+constexpr int64_t kMostRows = kWidth == 16 ? 8 : 4;  // of a tile, whose sums fit into registers
+constexpr int64_t kShared = 8;                       // blocks whose inputs share a scale
 
 // The sum over a group of inputs of levels times bytes, for each output. It starts at -offset times
 // the sum of the bytes, given in pairs.
