@@ -22,7 +22,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -47,7 +47,8 @@ Peer = tuple[int, str, str]
 def main() -> None:
     options = parsed()
     tasks, values = tasks_of(options), kept(options)
-    own = [decoder_named(name, options) for name in options.engines]
+    eager = {} if options.eagerness is None else {"eagerness": options.eagerness}
+    own = [replace(decoder_named(name, options), **eager) for name in options.engines]
     alone = options.model is not None and options.model.suffix == ".gguf"
     without = Namespace(**{**vars(options), "adapter": "none"}) if alone else options
     rivals = [decoder_named(name, without) for name in options.rivals]
@@ -77,6 +78,7 @@ def parsed() -> Namespace:
     add("--clients", type=int, nargs="+", default=[1])
     add("--max-tokens", type=int, default=96, help="of an answer that is not forced")
     add("--prompts", type=int, default=5, help="for each number of clients")
+    add("--eagerness", type=float, help="of answers that are not forced")
     add("--out", type=Path, metavar="FILE", help="keep turns here, and go on")
     add("--json", action="store_true", help="print lines of JSON")
     return parser.parse_args()
@@ -177,6 +179,7 @@ def report(turns: Sequence[dict[Peer, Timed]], options: Namespace) -> None:
             peer=name,
             clients=clients,
             adapter=options.adapter,
+            eagerness=options.eagerness,
             replay=options.replay and options.replay.name,
             turns=len(own),
             tokens_per_pass=round(fmean(one.tokens / one.passes for one in own), 3),
