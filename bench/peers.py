@@ -47,8 +47,10 @@ Peer = tuple[int, str, str]
 def main() -> None:
     options = parsed()
     tasks, values = tasks_of(options), kept(options)
-    eager = {} if options.eagerness is None else {"eagerness": options.eagerness}
-    own = [replace(decoder_named(name, options), **eager) for name in options.engines]
+    own = [
+        replace(decoder_named(name, options), eagerness=options.eagerness)
+        for name in options.engines
+    ]
     alone = options.model is not None and options.model.suffix == ".gguf"
     without = Namespace(**{**vars(options), "adapter": "none"}) if alone else options
     rivals = [decoder_named(name, without) for name in options.rivals]
@@ -78,7 +80,7 @@ def parsed() -> Namespace:
     add("--clients", type=int, nargs="+", default=[1])
     add("--max-tokens", type=int, default=96, help="of an answer that is not forced")
     add("--prompts", type=int, default=5, help="for each number of clients")
-    add("--eagerness", type=float, help="of answers that are not forced")
+    add("--eagerness", type=float, default=0.0, help="of answers that are not forced")
     add("--out", type=Path, metavar="FILE", help="keep turns here, and go on")
     add("--json", action="store_true", help="print lines of JSON")
     return parser.parse_args()
