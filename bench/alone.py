@@ -11,13 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from pasta_decoding.data.rows import read_prompts
-from pasta_decoding.lang.layout import MAIN, ChunkRun, SyncRun
-from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.constraints import Constraint
-from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.request import Request, Rules, SamplingParams
-from pasta_decoding.runtime.sampler import (
+from pasta_decoding.answer.constraints import Constraint
+from pasta_decoding.answer.record import Answer
+from pasta_decoding.answer.request import Request, Rules, SamplingParams
+from pasta_decoding.answer.sampler import (
     UNIT,
     Choice,
     Logits,
@@ -26,6 +23,9 @@ from pasta_decoding.runtime.sampler import (
     hashes,
     weights,
 )
+from pasta_decoding.data.rows import read_prompts
+from pasta_decoding.lang.layout import MAIN, ChunkRun, SyncRun
+from pasta_decoding.scheduling.decoder import LocalDecoder
 
 TEMPERATURES, TOP_PS = (0.0, 0.7, 1.0), (1.0, 1.0, 0.95)
 

@@ -12,12 +12,12 @@ import common  # noqa: F401  finds the tests' helpers
 import numpy as np
 import torch
 
+from pasta_decoding.answer.request import Request, Rules, SamplingParams
 from pasta_decoding.engines.llama import BATCH_TOKENS, LlamaEngine
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Run, Segment
 from pasta_decoding.lang.tree import Tree, strip, without_topics
-from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.request import Request, Rules, SamplingParams
+from pasta_decoding.scheduling.decoder import LocalDecoder
 from pasta_decoding.training.sft import segments_of
 from tests.law.watched import replay
 

@@ -26,11 +26,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
+from pasta_decoding.answer.request import SamplingParams
+from pasta_decoding.answer.sampler import RowParams
 from pasta_decoding.engines.base import Branch, Feed
 from pasta_decoding.engines.torch import TorchEngine
-from pasta_decoding.runtime.device_sampler import sampled_rows
-from pasta_decoding.runtime.request import SamplingParams
-from pasta_decoding.runtime.sampler import RowParams
+from pasta_decoding.scheduling.device_sampler import sampled_rows
 
 QWEN = {
     "vocab_size": 151_936, "hidden_size": 1536, "intermediate_size": 8960,

@@ -32,12 +32,12 @@ from typing import Any
 from common import ROOT, arguments, decoder_named, emit, ratio, spread
 from drivers import Task, Timed, by_llama, by_pasta, by_transformers
 
+from pasta_decoding.answer.request import Rules, SamplingParams
 from pasta_decoding.data.rows import read_questions, read_rows
 from pasta_decoding.engines.llama import LlamaEngine
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.tree import Chunk, read
-from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.request import Rules, SamplingParams
+from pasta_decoding.scheduling.decoder import LocalDecoder
 
 FIGURES = ("token_s", "answer_s", "token_behind_prompt_s")
 Peer = tuple[int, str, str]

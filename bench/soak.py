@@ -35,10 +35,10 @@ import psutil
 from alone import Lone, decoded_alone, difference
 from common import ROOT, arguments, decoder_named, emit
 
-from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.loop import EngineLoop, Failure, News
-from pasta_decoding.runtime.request import Priority
+from pasta_decoding.answer.record import Answer
+from pasta_decoding.answer.request import Priority
+from pasta_decoding.scheduling.decoder import LocalDecoder
+from pasta_decoding.scheduling.loop import EngineLoop, Failure, News
 from tests.server.running import MODEL, running
 
 LEAVE = 0.25

@@ -12,9 +12,9 @@ from itertools import groupby
 from pathlib import Path
 
 from pasta_decoding import load
+from pasta_decoding.answer.events import Delta, Opened
 from pasta_decoding.files import write_text
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.runtime.events import Delta, Opened
 
 Letter = tuple[str, int, float]  # a character, its thread, and the second in which it came
 ADAPTERS = "qwen2.5-coder-1.5b-sequential", "qwen2.5-coder-1.5b"

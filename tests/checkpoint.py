@@ -16,10 +16,10 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import open_local
+from pasta_decoding.lang.control import BUCKETS
 from pasta_decoding.models.bases import DEFAULT_MODEL
-from pasta_decoding.models.checkpoint import BUCKETS
 from pasta_decoding.models.load import load_base
-from pasta_decoding.runtime.decoder import LocalDecoder
+from pasta_decoding.scheduling.decoder import LocalDecoder
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.lora import add_lora, save
 from tests.tiny import OPERATORS, seeded, tiny_llama

@@ -14,6 +14,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pasta_decoding.answer.events import Closed as Closed
+    from pasta_decoding.answer.events import Delta as Delta
+    from pasta_decoding.answer.events import Event as Event
+    from pasta_decoding.answer.events import Finished as Finished
+    from pasta_decoding.answer.events import Opened as Opened
+    from pasta_decoding.answer.events import Synced as Synced
+    from pasta_decoding.answer.events import Trimmed as Trimmed
     from pasta_decoding.api.hf_generate import generate as generate
     from pasta_decoding.api.model import Model as Model
     from pasta_decoding.api.opening import load as load
@@ -25,13 +32,6 @@ if TYPE_CHECKING:
     from pasta_decoding.lang.tree import Chunk as Chunk
     from pasta_decoding.lang.tree import Span as Span
     from pasta_decoding.lang.tree import Sync as Sync
-    from pasta_decoding.runtime.events import Closed as Closed
-    from pasta_decoding.runtime.events import Delta as Delta
-    from pasta_decoding.runtime.events import Event as Event
-    from pasta_decoding.runtime.events import Finished as Finished
-    from pasta_decoding.runtime.events import Opened as Opened
-    from pasta_decoding.runtime.events import Synced as Synced
-    from pasta_decoding.runtime.events import Trimmed as Trimmed
 
 __version__ = "0.2.0"
 
@@ -42,7 +42,7 @@ _NAMES = {
     "api.streams": ("Result", "Stream", "Thread", "Usage"),
     "errors": ("PastaError",),
     "lang.tree": ("Chunk", "Span", "Sync"),
-    "runtime.events": ("Closed", "Delta", "Event", "Finished", "Opened", "Synced", "Trimmed"),
+    "answer.events": ("Closed", "Delta", "Event", "Finished", "Opened", "Synced", "Trimmed"),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 __all__ = list(_HOMES)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tqdm import tqdm
 
+from pasta_decoding.answer.request import GREEDY_BELOW
 from pasta_decoding.errors import PastaError, require
-from pasta_decoding.runtime.request import GREEDY_BELOW
 
 if TYPE_CHECKING:
     from pasta_decoding.api.config import GenerationConfig

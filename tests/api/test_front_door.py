@@ -15,10 +15,10 @@ import pytest
 import pasta_decoding as pasta
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.lang.tree import Chunk, strip
-from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.loop import EngineLoop
+from pasta_decoding.scheduling.decoder import LocalDecoder
+from pasta_decoding.scheduling.loop import EngineLoop
 from tests.checkpoint import TinyCheckpoint
-from tests.runtime.machine import ordered
+from tests.scheduling.machine import ordered
 
 PROMPT = "Name three colours."
 TOKENS = 48

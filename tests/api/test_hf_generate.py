@@ -9,14 +9,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation.streamers import BaseStreamer
 
 import pasta_decoding as pasta
+from pasta_decoding.answer.record import Answer
+from pasta_decoding.answer.request import Rules, SamplingParams
 from pasta_decoding.engines import torch as torch_engine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import ChunkRun, Run
 from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.load import load_model
-from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.request import Rules, SamplingParams
+from pasta_decoding.scheduling.decoder import LocalDecoder
 from tests.checkpoint import TinyCheckpoint, torch_decoder
 from tests.tiny import tiny_llama
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pasta_decoding.answer.request import Rules, SamplingParams
 from pasta_decoding.api.checkpoints import baseline_of, default_adapter, find
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.api.opening import choose_engine, open_decoder
@@ -20,7 +21,6 @@ from pasta_decoding.models.bases import DEFAULT_MODEL
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import find_adapter
 from pasta_decoding.models.pull import pull
-from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.server.settings import Settings
 from tests.checkpoint import TinyCheckpoint
 from tests.engines.subjects import speaking

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.runtime.loop import EngineLoop
-from pasta_decoding.runtime.request import Request, SamplingParams
-from pasta_decoding.runtime.sampler import Sampler
+from pasta_decoding.answer.request import Request, SamplingParams
+from pasta_decoding.answer.sampler import Sampler
+from pasta_decoding.scheduling.loop import EngineLoop
 from tests.checkpoint import TinyCheckpoint
 
 BENCH = Path(__file__).parents[2] / "bench"

@@ -11,7 +11,7 @@ from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.cli.run import opened_decoder
 from pasta_decoding.evaluation.records import Record, read_records
 from pasta_decoding.files import sha256
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.scheduling.decoder import Decoder
 from tests.checkpoint import BASE_NAME, TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta
 

@@ -9,7 +9,7 @@ import numpy as np
 from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.models.checkpoint import Base, Checkpoint, choose_tokens
 from pasta_decoding.models.load import Loaded
-from pasta_decoding.runtime.decoder import LocalDecoder, decoder_over
+from pasta_decoding.scheduling.decoder import LocalDecoder, decoder_over
 from tests.checkpoint import END, byte_tokenizer
 from tests.scripted import ScriptedEngine
 

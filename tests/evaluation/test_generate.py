@@ -14,11 +14,11 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.generate import Job, Plan, ask_all, generate
 from pasta_decoding.evaluation.methods import Ask, Method, make_method
 from pasta_decoding.evaluation.records import Record, begin_run, read_records
-from pasta_decoding.runtime.asking import Asking
-from pasta_decoding.runtime.decoder import LocalDecoder
+from pasta_decoding.scheduling.asking import Asking
+from pasta_decoding.scheduling.decoder import LocalDecoder
 from tests.cli.conftest import interrupted
 from tests.evaluation.puppet import puppet
-from tests.runtime.machine import FakeClock
+from tests.scheduling.machine import FakeClock
 
 QUESTIONS = [question_of("One?", "koala"), question_of("Two?"), question_of("Three?")]
 CONFIG = GenerationConfig(max_tokens=50)

@@ -14,7 +14,7 @@ from pasta_decoding.evaluation.records import Record
 from pasta_decoding.evaluation.skeleton import points_of
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import read, strip
-from pasta_decoding.runtime.decoder import LocalDecoder
+from pasta_decoding.scheduling.decoder import LocalDecoder
 from tests.checkpoint import TinyCheckpoint, torch_decoder
 from tests.evaluation.puppet import puppet
 

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
+from pasta_decoding.answer.request import Request, Rules, SamplingParams
+from pasta_decoding.answer.sampler import Logits, Sampler
+from pasta_decoding.answer.vocabulary import vocabulary_of
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Run
 from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.models.load import DEFAULT_ADAPTER, find_adapter, load_base, load_model
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.models.template import Message
-from pasta_decoding.runtime.decoder import decoder_over
-from pasta_decoding.runtime.request import Request, Rules, SamplingParams
-from pasta_decoding.runtime.sampler import Logits, Sampler
-from pasta_decoding.runtime.scheduler import Scheduler
-from pasta_decoding.runtime.vocabulary import vocabulary_of
+from pasta_decoding.scheduling.decoder import decoder_over
+from pasta_decoding.scheduling.scheduler import Scheduler
 from tests.golden.golden import PROMPTS
 from tests.law.watched import Watched, replay
-from tests.runtime.machine import finish
+from tests.scheduling.machine import finish
 
 TOKENS = 16
 NEAR_TIE = 1e-3

@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
+from pasta_decoding.answer.record import Answer
+from pasta_decoding.answer.request import Request, Rules
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.support import attention_windows
 from pasta_decoding.lang.layout import (
@@ -30,10 +32,8 @@ from pasta_decoding.lang.layout import (
     sees,
 )
 from pasta_decoding.lang.positions import SCHEMES, Scheme
-from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import answer_of
-from pasta_decoding.runtime.request import Request, Rules
-from pasta_decoding.runtime.scheduler import Scheduler
+from pasta_decoding.scheduling.decoder import answer_of
+from pasta_decoding.scheduling.scheduler import Scheduler
 from pasta_decoding.training.view import attention_masks, packed_batch, visibility
 from tests.engines.subjects import SUBJECTS
 from tests.examples import few

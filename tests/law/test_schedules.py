@@ -13,22 +13,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pasta_decoding.answer.record import Answer
+from pasta_decoding.answer.request import Request, Rules
+from pasta_decoding.answer.text import AnswerText
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Joining, Segment
-from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import answer_of
-from pasta_decoding.runtime.policy import SchedulingPolicy
-from pasta_decoding.runtime.request import Request, Rules
-from pasta_decoding.runtime.scheduler import Scheduler
-from pasta_decoding.runtime.text import AnswerText
+from pasta_decoding.scheduling.decoder import answer_of
+from pasta_decoding.scheduling.policy import SchedulingPolicy
+from pasta_decoding.scheduling.scheduler import Scheduler
+from tests.answer.play import SIZE, VOCABULARY
 from tests.examples import few
 from tests.law import world
 from tests.law.test_law import assert_same_logits, compiled, engine_named
 from tests.law.watched import Replay, Watched
 from tests.law.whim import EveryThread, ReadingOrder, Whim
-from tests.runtime.machine import asked, assert_same, finish
-from tests.runtime.play import SIZE, VOCABULARY
+from tests.scheduling.machine import asked, assert_same, finish
 from tests.scripted import ScriptedEngine, shuffled
 from tests.tiny import tiny_llama
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
+from pasta_decoding.answer.constraints import Constraint
+from pasta_decoding.answer.request import Request, Rules, SamplingParams
+from pasta_decoding.answer.sampler import Choice, Logits, RowParams, Sampler
 from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment
-from pasta_decoding.runtime.constraints import Constraint
-from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.request import Request, Rules, SamplingParams
-from pasta_decoding.runtime.sampler import Choice, Logits, RowParams, Sampler
+from pasta_decoding.scheduling.decoder import LocalDecoder
 
 
 class Watched(Sampler):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from random import Random
 
-from pasta_decoding.runtime.policy import Runnable, SchedulingPolicy
+from pasta_decoding.scheduling.policy import Runnable, SchedulingPolicy
 
 MOST_IDLE = 5
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from pasta_decoding.answer.vocabulary import Vocabulary
+from pasta_decoding.lang.control import ControlTokens
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment, SyncRun
 from pasta_decoding.lang.positions import SHARED_MAX
-from pasta_decoding.models.checkpoint import ControlTokens
-from pasta_decoding.runtime.vocabulary import Vocabulary
 
 SIZE = 100
 END, OTHER_END = 0, 7

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.control import BUCKETS, ControlTokens
 from pasta_decoding.models.checkpoint import (
-    BUCKETS,
     FILE_NAME,
     Base,
     Checkpoint,
-    ControlTokens,
     add_missing_tokens,
     check_match,
     choose_tokens,

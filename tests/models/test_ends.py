@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from pasta_decoding.answer.request import Rules
 from pasta_decoding.data.rows import question_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, Layout, lay_out
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import load_model
-from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.request import Rules
+from pasta_decoding.scheduling.decoder import LocalDecoder
 from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.sample import decode_sample, encode_sample, sample_answers
 from tests.checkpoint import END_ID, TinyCheckpoint, make_adapter, torch_decoder

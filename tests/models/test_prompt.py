@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from pasta_decoding.answer.vocabulary import vocabulary_of
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.checkpoint import ControlTokens, choose_tokens
+from pasta_decoding.lang.control import ControlTokens
+from pasta_decoding.models.checkpoint import choose_tokens
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.models.template import Message
-from pasta_decoding.runtime.vocabulary import vocabulary_of
 from tests.checkpoint import CHATML, byte_tokenizer
 from tests.shapes import gemma_tokenizer, llama3_tokenizer
 

@@ -27,8 +27,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from transformers import PreTrainedModel
 
+from pasta_decoding.answer.guided import XARG
 from pasta_decoding.errors import PastaError
-from pasta_decoding.guided import XARG
 from pasta_decoding.remote.stream import MAX_BIASES
 from pasta_decoding.server.listen import open_socket
 from pasta_decoding.vllm.batch import Places, guided_params_of

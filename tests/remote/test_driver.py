@@ -8,16 +8,17 @@ from functools import partial
 import numpy as np
 import pytest
 
+from pasta_decoding.answer.events import Event, Finished
+from pasta_decoding.answer.guided import PROTOCOL, write_params
+from pasta_decoding.answer.record import Answer
+from pasta_decoding.answer.request import Request, Rules, SamplingParams
+from pasta_decoding.answer.sampler import Sampler
 from pasta_decoding.engines.base import FloatArray
-from pasta_decoding.guided import PROTOCOL, write_params
 from pasta_decoding.lang.layout import PromiseRun, SyncRun
 from pasta_decoding.remote import driver
 from pasta_decoding.remote.stream import RemoteError
-from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.events import Event, Finished
-from pasta_decoding.runtime.request import Request, Rules, SamplingParams
-from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.vllm.batch import Places, Served
+from tests.answer.play import ID, SIZE
 from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SYNC
 from tests.remote.fake import Body, Fake, serving, until
 from tests.remote.writing import (
@@ -31,8 +32,7 @@ from tests.remote.writing import (
     write,
     written,
 )
-from tests.runtime.machine import ordered
-from tests.runtime.play import ID, SIZE
+from tests.scheduling.machine import ordered
 from tests.scripted import follow
 from tests.vllm.tokens import Tokenizer
 

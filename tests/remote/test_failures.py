@@ -7,12 +7,13 @@ from contextlib import aclosing, suppress
 import pytest
 from starlette.responses import PlainTextResponse, Response
 
+from pasta_decoding.answer.request import Rules
 from pasta_decoding.errors import PastaError, checked_url
 from pasta_decoding.remote import client
 from pasta_decoding.remote.client import ReplicaPool
 from pasta_decoding.remote.decoder import find_model
 from pasta_decoding.remote.stream import RemoteError
-from pasta_decoding.runtime.request import Rules
+from tests.answer.play import ID, SIZE
 from tests.law.world import ASYNC, END, OPEN, P20
 from tests.remote.fake import (
     Body,
@@ -26,7 +27,6 @@ from tests.remote.fake import (
     usage,
 )
 from tests.remote.writing import asked, ending, locally, scripted, service_of, write, writer
-from tests.runtime.play import ID, SIZE
 from tests.scripted import follow
 
 PROMPT = (11, 12, 13)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.errors import PastaError
-from pasta_decoding.guided import (
+from pasta_decoding.answer.constraints import Constraint
+from pasta_decoding.answer.events import Fork, Rewrite
+from pasta_decoding.answer.guided import (
     PROTOCOL,
     GuidedParams,
     Kind,
@@ -17,14 +18,13 @@ from pasta_decoding.guided import (
     read_params,
     write_params,
 )
+from pasta_decoding.answer.interpreter import Interpreter
+from pasta_decoding.answer.request import Rules
+from pasta_decoding.answer.vocabulary import Ids
+from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, Joining, SyncRun
-from pasta_decoding.runtime.constraints import Constraint
-from pasta_decoding.runtime.events import Fork, Rewrite
-from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.request import Rules
-from pasta_decoding.runtime.vocabulary import Ids
+from tests.answer.play import PROMPT, SIZE, VOCABULARY
 from tests.law.world import CONTROL, END, ENDS, OPEN, SCHEME, SYNC
-from tests.runtime.play import PROMPT, SIZE, VOCABULARY
 
 PARAMS = GuidedParams(
     Kind.main,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.guided import XARG, GuidedParams, Kind, read_params
+from pasta_decoding.answer.guided import XARG, GuidedParams, Kind, read_params
+from pasta_decoding.answer.request import SamplingParams
 from pasta_decoding.remote.stream import MAX_LINE_BYTES, Completion, CompletionReader, RemoteError
-from pasta_decoding.runtime.request import SamplingParams
 from tests.law.world import CONTROL, OPEN
 from tests.remote.fake import event, sent, usage
 

@@ -19,16 +19,16 @@ import httpx2
 import pytest
 import torch
 
-from pasta_decoding.guided import XARG, GuidedParams, Kind, write_params
+from pasta_decoding.answer.events import Opened
+from pasta_decoding.answer.guided import XARG, GuidedParams, Kind, write_params
+from pasta_decoding.answer.record import Answer
+from pasta_decoding.answer.request import Request, Rules, SamplingParams
 from pasta_decoding.lang.layout import Joining, SyncRun
 from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.load import find_adapter, load_model
 from pasta_decoding.remote.decoder import RemoteDecoder, remote_decoder
-from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.asking import ask, run_all
-from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.events import Opened
-from pasta_decoding.runtime.request import Request, Rules, SamplingParams
+from pasta_decoding.scheduling.asking import ask, run_all
+from pasta_decoding.scheduling.decoder import LocalDecoder
 from tests.checkpoint import torch_decoder
 from tests.golden.golden import PROMPTS
 from tests.remote.fake import until

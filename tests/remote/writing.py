@@ -6,21 +6,21 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from pasta_decoding.answer.events import Progress
+from pasta_decoding.answer.record import Answer
+from pasta_decoding.answer.request import Request, Rules, SamplingParams
+from pasta_decoding.answer.sampler import Sampler
 from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.remote.client import ReplicaPool, Service
 from pasta_decoding.remote.driver import AnswerWriter
-from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import answer_of
-from pasta_decoding.runtime.events import Progress
-from pasta_decoding.runtime.request import Request, Rules, SamplingParams
-from pasta_decoding.runtime.sampler import Sampler
-from pasta_decoding.runtime.scheduler import Scheduler
+from pasta_decoding.scheduling.decoder import answer_of
+from pasta_decoding.scheduling.scheduler import Scheduler
+from tests.answer.play import SIZE, VOCABULARY
 from tests.law.world import END
 from tests.remote.fake import Fake
-from tests.runtime.machine import leaning, ordered
-from tests.runtime.play import SIZE, VOCABULARY
+from tests.scheduling.machine import leaning, ordered
 from tests.scripted import Script, ScriptedEngine
 
 RULES = Rules(max_tokens=400, max_topic_tokens=3, min_chunk_tokens=6)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pasta_decoding.runtime.decoder import LocalDecoder
+from pasta_decoding.scheduling.decoder import LocalDecoder
 from tests.checkpoint import TinyCheckpoint, torch_decoder
 from tests.server.running import Running, running
 

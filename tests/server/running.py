@@ -12,7 +12,7 @@ from typing import Any
 import openai
 
 from pasta_decoding.engines.base import Feed, FloatArray
-from pasta_decoding.runtime.decoder import Decoder, LocalDecoder
+from pasta_decoding.scheduling.decoder import Decoder, LocalDecoder
 from pasta_decoding.server.app import create_app
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.listen import Server, http_server, open_socket

@@ -17,8 +17,8 @@ from typing import Any
 import openai
 import pytest
 
-from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.request import Rules, SamplingParams
+from pasta_decoding.answer.request import Rules, SamplingParams
+from pasta_decoding.scheduling.decoder import LocalDecoder
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.settings import Load

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 import openai
 import pytest
 
-from pasta_decoding.runtime.decoder import LocalDecoder
+from pasta_decoding.scheduling.decoder import LocalDecoder
 from pasta_decoding.server import listen
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.errors import ApiError

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.runtime.decoder import LocalDecoder
+from pasta_decoding.scheduling.decoder import LocalDecoder
 from tests.server.running import (
     BASELINE,
     CHAT,

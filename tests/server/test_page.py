@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.runtime.decoder import LocalDecoder
+from pasta_decoding.scheduling.decoder import LocalDecoder
 from tests.remote.fake import until
 from tests.server.running import endless, running, saying, slow, with_engine
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import openai
 import pytest
 
+from pasta_decoding.answer.request import Rules, SamplingParams
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.remote.decoder import remote_decoder
-from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.request import Rules, SamplingParams
+from pasta_decoding.scheduling.decoder import LocalDecoder
 from tests.checkpoint import TinyCheckpoint
 from tests.remote.fake import Fake, refusal, serving, until
 from tests.server.running import CHAT, GOOD, Running, running, saying, with_engine

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from pasta_decoding.answer.request import Rules, SamplingParams
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.request import Rules, SamplingParams
+from pasta_decoding.scheduling.decoder import LocalDecoder
 from tests.server.running import CHAT, GOOD, MODEL, Running, running, saying, with_engine
 
 TOKENS = 48

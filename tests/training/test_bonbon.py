@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import example, given
 
+from pasta_decoding.answer.request import Request, Rules
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segment, lay_out
-from pasta_decoding.runtime.decoder import answer_of
-from pasta_decoding.runtime.request import Request, Rules
-from pasta_decoding.runtime.scheduler import Scheduler
+from pasta_decoding.scheduling.decoder import answer_of
+from pasta_decoding.scheduling.scheduler import Scheduler
 from pasta_decoding.training.bonbon import bonbon_loss, target_gap, with_references
 from pasta_decoding.training.view import Example
 from tests.examples import few

@@ -16,7 +16,7 @@ from pasta_decoding.data.lines import read_lines
 from pasta_decoding.data.rows import question_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.load import load_model
-from pasta_decoding.runtime.decoder import LocalDecoder
+from pasta_decoding.scheduling.decoder import LocalDecoder
 from pasta_decoding.training import bonbon, preference, score
 from pasta_decoding.training import sample as sample_module
 from pasta_decoding.training.config import PreferenceConfig

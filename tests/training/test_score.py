@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from pasta_decoding.answer.text import tree_of
 from pasta_decoding.data.rows import question_of
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Segment
 from pasta_decoding.lang.tree import read, show, strip
-from pasta_decoding.runtime.text import tree_of
 from pasta_decoding.training.sample import Sample
 from pasta_decoding.training.score import (
     QUALITY_SPREAD,

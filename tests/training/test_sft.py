@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from pasta_decoding.answer.request import Rules, SamplingParams
 from pasta_decoding.data.rows import Row
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.measures import tokens_per_step
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import load_base, load_model
 from pasta_decoding.models.template import Message
-from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.sft import trial_line
 from tests.checkpoint import BASE_NAME, TinyCheckpoint, make_adapter, make_base, torch_decoder
 from tests.tiny import SHAPE

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from pasta_decoding.guided import GuidedParams, Kind
-from pasta_decoding.runtime.constraints import NOTHING, Constraint
+from pasta_decoding.answer.constraints import NOTHING, Constraint
+from pasta_decoding.answer.guided import GuidedParams, Kind
 from pasta_decoding.vllm.batch import UNKNOWN, Places, Served, Slots, restrict
+from tests.answer.play import ID, SIZE, VOCABULARY
 from tests.law.world import CLOSE, CONTROL, END, ENDS, OPEN, P20, P50, SYNC
-from tests.runtime.play import ID, SIZE, VOCABULARY
 from tests.vllm.tokens import Direction, Tokenizer, change, params
 
 A, B = ID["a"], ID["b"]

@@ -6,9 +6,9 @@ from enum import Enum, auto
 from types import SimpleNamespace
 from typing import Any
 
-from pasta_decoding.guided import XARG, GuidedParams, write_params
+from pasta_decoding.answer.guided import XARG, GuidedParams, write_params
+from tests.answer.play import ID, TEXTS
 from tests.law.world import CONTROL, END
-from tests.runtime.play import ID, TEXTS
 
 
 class Direction(Enum):
@@ -18,7 +18,7 @@ class Direction(Enum):
 
 @dataclass
 class Tokenizer:
-    """The vocabulary of `tests.runtime.play`, as a tokenizer. `spare`: what is reserved there."""
+    """The vocabulary of `tests.answer.play`, as a tokenizer. `spare`: what is reserved there."""
 
     spare: frozenset[int] = CONTROL.ids
     eos_token_id: int = END

@@ -13,12 +13,12 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any
 
+from pasta_decoding.answer.request import Rules, SamplingParams
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.bases import DEFAULT_MODEL, named_base
 from pasta_decoding.models.load import NO_ADAPTER, is_whole
-from pasta_decoding.runtime.request import Rules, SamplingParams
 
 DTYPES = (
     "auto", "float32", "bfloat16", "float16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0",

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from pasta_decoding.answer.request import Rules
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.model import Model
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import ChunkRun, Run
-from pasta_decoding.runtime.request import Rules
 
 if TYPE_CHECKING:
+    from pasta_decoding.answer.record import Answer
     from pasta_decoding.models.load import Loaded
-    from pasta_decoding.runtime.answer import Answer
-    from pasta_decoding.runtime.decoder import LocalDecoder
+    from pasta_decoding.scheduling.decoder import LocalDecoder
 
 _UNDERSTOOD = {
     "TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper",
@@ -147,7 +147,7 @@ def _converted(config: Any, max_tokens: int, stops: Any) -> GenerationConfig:
 @contextmanager
 def _decoder(model: Any, tokenizer: Any, config: Any, inputs: Any) -> Iterator[LocalDecoder]:
     from pasta_decoding.engines.torch import TorchEngine
-    from pasta_decoding.runtime.decoder import decoder_over
+    from pasta_decoding.scheduling.decoder import decoder_over
 
     made_of = (model.name_or_path, tokenizer, config.eos_token_id)
     known, kept = _KEPT.get(model, (None, None))

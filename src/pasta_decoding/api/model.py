@@ -7,13 +7,13 @@ from functools import partial
 from threading import Lock
 from typing import Any, Self
 
+from pasta_decoding.answer.events import Event
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.streams import Result, Start, Stream, events_of, text_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.template import Message
-from pasta_decoding.runtime.decoder import Decoder
-from pasta_decoding.runtime.events import Event
-from pasta_decoding.runtime.loop import ClosedError, EngineLoop
+from pasta_decoding.scheduling.decoder import Decoder
+from pasta_decoding.scheduling.loop import ClosedError, EngineLoop
 
 DEFAULT_CONCURRENCY = 16
 _DEFAULT = GenerationConfig()

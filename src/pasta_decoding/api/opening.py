@@ -22,7 +22,7 @@ from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.bases import default_cache
 from pasta_decoding.models.load import load_gguf, load_model, native_dtype
 from pasta_decoding.models.pretrained import load_config
-from pasta_decoding.runtime.decoder import Decoder, LocalDecoder, decoder_over
+from pasta_decoding.scheduling.decoder import Decoder, LocalDecoder, decoder_over
 
 log = logging.getLogger(__name__)
 TORCH_DTYPES = ("auto", "float32", "bfloat16")

@@ -9,12 +9,12 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Self, TypeVar
 
+from pasta_decoding.answer.events import Event, Progress
+from pasta_decoding.answer.record import Answer, Sent
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.measures import tokens_per_step
 from pasta_decoding.lang.tree import Chunk, Tree, show
-from pasta_decoding.runtime.answer import Answer, Sent
-from pasta_decoding.runtime.events import Event, Progress
-from pasta_decoding.runtime.loop import Cancel, Failure, Listener, News
+from pasta_decoding.scheduling.loop import Cancel, Failure, Listener, News
 
 Item = TypeVar("Item")
 

@@ -23,7 +23,7 @@ from pasta_decoding.evaluation.records import Record, find_runs, machine
 from pasta_decoding.files import sha256, write_json, write_text
 from pasta_decoding.lang.measures import geometric_mean
 from pasta_decoding.models.load import adapter_digest, base_name
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.scheduling.decoder import Decoder
 
 if TYPE_CHECKING:
     from pasta_decoding.evaluation.generate import Job, Plan

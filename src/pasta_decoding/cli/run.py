@@ -13,6 +13,8 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from pasta_decoding.answer.record import Answer
+from pasta_decoding.answer.vocabulary import Vocabulary
 from pasta_decoding.api.checkpoints import baseline_of, default_adapter
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.api.model import Model
@@ -26,9 +28,7 @@ from pasta_decoding.files import to_json, write_text
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.lang.tree import Chunk
 from pasta_decoding.models.load import known_base
-from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import Decoder
-from pasta_decoding.runtime.vocabulary import Vocabulary
+from pasta_decoding.scheduling.decoder import Decoder
 
 Prompt = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
 FEW_OF_ANSWER = Without({"top_p", "eagerness", "seed"})

@@ -19,7 +19,7 @@ from pasta_decoding.cli.run import opened_decoder, with_default
 from pasta_decoding.errors import PastaError, require
 from pasta_decoding.models.load import NO_ADAPTER
 from pasta_decoding.remote.stream import checked_key
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.scheduling.decoder import Decoder
 from pasta_decoding.server.settings import Load, Settings
 
 if TYPE_CHECKING:

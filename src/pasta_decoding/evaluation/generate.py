@@ -20,7 +20,7 @@ from uuid import uuid4
 from pasta_decoding.data.rows import Question
 from pasta_decoding.evaluation.methods import Ask, Method
 from pasta_decoding.evaluation.records import Record, RunFolder, begin_run
-from pasta_decoding.runtime.asking import FAILURES, Asking, ask, run_all
+from pasta_decoding.scheduling.asking import FAILURES, Asking, ask, run_all
 
 
 @dataclass(frozen=True, slots=True)

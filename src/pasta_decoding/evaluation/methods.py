@@ -13,6 +13,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from pasta_decoding.answer.record import Answer
+from pasta_decoding.answer.request import Request, SamplingParams
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.rows import Question
 from pasta_decoding.engines.torch import TorchEngine
@@ -21,10 +23,8 @@ from pasta_decoding.evaluation.records import Record, record_of
 from pasta_decoding.lang.tree import Span, show
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, BaseModel, named_base
 from pasta_decoding.models.load import NO_ADAPTER
-from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.asking import Asking
-from pasta_decoding.runtime.decoder import Decoder, LocalDecoder
-from pasta_decoding.runtime.request import Request, SamplingParams
+from pasta_decoding.scheduling.asking import Asking
+from pasta_decoding.scheduling.decoder import Decoder, LocalDecoder
 
 LOOKUP_TOKENS = 10
 """The most that prompt lookup drafts at once, as transformers' own candidate generator has it."""

@@ -20,13 +20,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pasta_decoding.answer.record import Answer
 from pasta_decoding.data.lines import append_line, read_json, read_lines, refuse_other_settings
 from pasta_decoding.data.rows import Question
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import write_json
 from pasta_decoding.lang.measures import repetitions, tokens_per_step
-from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.scheduling.decoder import Decoder
 
 SETTINGS, RECORDS, OUTPUTS = "run.json", "records.jsonl", "model_outputs.json"
 

@@ -16,17 +16,17 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 
+from pasta_decoding.answer.record import Answer
+from pasta_decoding.answer.request import Request, Rules, SamplingParams
+from pasta_decoding.answer.sampler import Sampler
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.rows import Question
 from pasta_decoding.evaluation.methods import Ask, of_question
 from pasta_decoding.evaluation.records import Record, record_of
 from pasta_decoding.lang.measures import repetitions
 from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, show, strip, valid_tokens, valid_topic
-from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.asking import Asking
-from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.request import Request, Rules, SamplingParams
-from pasta_decoding.runtime.sampler import Sampler
+from pasta_decoding.scheduling.asking import Asking
+from pasta_decoding.scheduling.decoder import LocalDecoder
 
 BEGUN = "1."
 SKELETON = """\

@@ -6,16 +6,15 @@ token carries the length. The tokens are taken from those a vocabulary has to sp
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import written_whole
+from pasta_decoding.lang.control import ADDED_PREFIX, BUCKETS, PARTS, SPARE_NAME, ControlTokens
 
 FORMAT_VERSION = 1
 FILE_NAME = "pasta.json"
@@ -23,48 +22,6 @@ GGUF_KEY = "pasta.checkpoint"
 """Where a GGUF file holds the same."""
 _KEYS = {"control": "binding"}
 """Fields that the file knows under another name."""
-
-PARTS = 4  # control tokens besides the closings
-BUCKETS = (20, 30, 40, 50, 60, 80, 100, 150, 200, 300)
-
-_SPARE = re.compile(
-    r"<unused\d+>|<\|reserved_special_token_\d+\|>"  # Gemma, Llama 3
-    r"|<(?:repo_?name|file_sep|filename|gh_stars|issue_(?:start|comment|closed)"  # SmolLM2
-    r"|jupyter_(?:start|text|code|output|script)|empty_output)>"
-)
-_ADDED_PREFIX = "<|pasta_"
-
-
-@dataclass(frozen=True)
-class ControlTokens:
-    """Which token id plays which part of a tag; every id once.
-
-    promise_close: length bucket in tokens -> id, ascending.
-    """
-
-    promise_open: int
-    promise_close: Mapping[int, int]
-    async_open: int
-    async_close: int
-    sync: int
-
-    @cached_property
-    def ids(self) -> frozenset[int]:
-        """All control-token ids. Asked for at every token."""
-        single = (self.promise_open, self.async_open, self.async_close, self.sync)
-        return frozenset((*single, *self.promise_close.values()))
-
-    @property
-    def distinct(self) -> bool:
-        return len(self.ids) == PARTS + len(self.promise_close)
-
-    def bucket(self, tokens: int) -> int:
-        """Return the next larger length bucket; beyond the largest, the largest."""
-        sizes = self.promise_close
-        return next((size for size in sizes if size >= tokens), max(sizes))
-
-    def promised(self, close: int) -> int:
-        return next(size for size, token in self.promise_close.items() if token == close)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +66,9 @@ class Checkpoint:
 def choose_tokens(tokenizer: Any) -> ControlTokens:
     """Choose control tokens: spare ones of the vocabulary, else tokens added to `tokenizer`."""
     wanted = len(BUCKETS) + PARTS
-    spare = sorted(one for text, one in tokenizer.get_vocab().items() if _SPARE.fullmatch(text))
+    spare = sorted(one for text, one in tokenizer.get_vocab().items() if SPARE_NAME.fullmatch(text))
     if len(spare) < wanted:
-        names = [f"{_ADDED_PREFIX}{n}|>" for n in range(wanted)]
+        names = [f"{ADDED_PREFIX}{n}|>" for n in range(wanted)]
         _add_tokens(tokenizer, names)
         spare = tokenizer.convert_tokens_to_ids(names)
     promise_open, async_open, async_close, sync, *closes = spare[:wanted]
@@ -119,16 +76,11 @@ def choose_tokens(tokenizer: Any) -> ControlTokens:
     return ControlTokens(promise_open, buckets, async_open, async_close, sync)
 
 
-def is_reserved(text: str) -> bool:
-    """Could `choose_tokens` have taken the token of this name, or added it?"""
-    return _SPARE.fullmatch(text) is not None or text.startswith(_ADDED_PREFIX)
-
-
 def add_missing_tokens(tokenizer: Any, token_texts: Mapping[int, str]) -> None:
     """Give `tokenizer` the control tokens that `choose_tokens` added for the adapter."""
     known = tokenizer.get_vocab()
     missing = [text for _, text in sorted(token_texts.items()) if text not in known]
-    if missing and all(text.startswith(_ADDED_PREFIX) for text in missing):
+    if missing and all(text.startswith(ADDED_PREFIX) for text in missing):
         _add_tokens(tokenizer, missing)
 
 

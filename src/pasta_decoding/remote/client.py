@@ -15,10 +15,10 @@ from typing import Any
 
 import httpx2 as httpx
 
+from pasta_decoding.answer.guided import GuidedParams, Kind
+from pasta_decoding.answer.record import Sent
 from pasta_decoding.errors import excerpt
-from pasta_decoding.guided import GuidedParams, Kind
 from pasta_decoding.remote.stream import BAN, Completion, CompletionReader, RemoteError, checked_key
-from pasta_decoding.runtime.answer import Sent
 
 MAX_REQUESTS = 256
 """Under way at a time, all replicas together; more wait."""

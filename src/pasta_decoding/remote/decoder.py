@@ -13,6 +13,9 @@ from typing import Any
 
 import httpx2 as httpx
 
+from pasta_decoding.answer.record import Answer, Sent
+from pasta_decoding.answer.request import Request, SamplingParams
+from pasta_decoding.answer.sampler import Sampler
 from pasta_decoding.engines.base import Limits
 from pasta_decoding.errors import PastaError, checked_url, excerpt
 from pasta_decoding.lang.layout import Joining
@@ -20,12 +23,9 @@ from pasta_decoding.models.load import load_metadata
 from pasta_decoding.remote.client import ReplicaPool, Service, headers, is_retryable
 from pasta_decoding.remote.driver import AnswerWriter
 from pasta_decoding.remote.stream import RemoteError
-from pasta_decoding.runtime.admission import check_fits
-from pasta_decoding.runtime.answer import Answer, Sent
-from pasta_decoding.runtime.decoder import Decoder, decoder_fields
-from pasta_decoding.runtime.request import Request, SamplingParams
-from pasta_decoding.runtime.sampler import Sampler
-from pasta_decoding.runtime.scheduler import Activity
+from pasta_decoding.scheduling.admission import check_fits
+from pasta_decoding.scheduling.decoder import Decoder, decoder_fields
+from pasta_decoding.scheduling.scheduler import Activity
 
 MAX_MODELS_BYTES = 2**20
 STEP_S = 0.02

@@ -17,18 +17,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pasta_decoding.guided import guided_params
+from pasta_decoding.answer.constraints import Constraint
+from pasta_decoding.answer.events import Action, Append, CloseChunk, Fork, Progress, Rewrite
+from pasta_decoding.answer.guided import guided_params
+from pasta_decoding.answer.interpreter import Interpreter
+from pasta_decoding.answer.record import Answer, Fed, OutputRecorder
+from pasta_decoding.answer.request import Request
+from pasta_decoding.answer.sampler import Choice
+from pasta_decoding.answer.vocabulary import Vocabulary
 from pasta_decoding.lang.layout import MAIN, Joining
 from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.remote.client import ReplicaPool
 from pasta_decoding.remote.stream import BAN, MAX_BIASES, Completion, RemoteError
-from pasta_decoding.runtime.answer import Answer, Fed, OutputRecorder
-from pasta_decoding.runtime.constraints import Constraint
-from pasta_decoding.runtime.events import Action, Append, CloseChunk, Fork, Progress, Rewrite
-from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.sampler import Choice
-from pasta_decoding.runtime.vocabulary import Vocabulary
 
 
 class AnswerWriter:

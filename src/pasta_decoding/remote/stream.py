@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pasta_decoding.answer.guided import XARG, GuidedParams, write_params
+from pasta_decoding.answer.request import SamplingParams
 from pasta_decoding.errors import PastaError, excerpt
-from pasta_decoding.guided import XARG, GuidedParams, write_params
-from pasta_decoding.runtime.request import SamplingParams
 
 MAX_LINE_BYTES = 2**24
 """Of one event; the first of a stream repeats the prompt."""

@@ -16,9 +16,9 @@ from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import HTMLResponse
 
 from pasta_decoding import __version__
+from pasta_decoding.answer.request import Priority
 from pasta_decoding.errors import PastaError, excerpt
-from pasta_decoding.runtime.decoder import Decoder
-from pasta_decoding.runtime.request import Priority
+from pasta_decoding.scheduling.decoder import Decoder
 from pasta_decoding.server import schema
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.errors import ApiError, install

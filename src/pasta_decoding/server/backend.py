@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
+from pasta_decoding.answer.events import Progress
+from pasta_decoding.answer.record import Answer
+from pasta_decoding.answer.request import Request, Rules, SamplingParams
 from pasta_decoding.errors import PastaError, errors_as
-from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import Decoder, LocalDecoder
-from pasta_decoding.runtime.events import Progress
-from pasta_decoding.runtime.loop import Cancel, ClosedError, EngineLoop, Failure, News
-from pasta_decoding.runtime.policy import SchedulingPolicy
-from pasta_decoding.runtime.request import Request, Rules, SamplingParams
-from pasta_decoding.runtime.scheduler import Activity
+from pasta_decoding.scheduling.decoder import Decoder, LocalDecoder
+from pasta_decoding.scheduling.loop import Cancel, ClosedError, EngineLoop, Failure, News
+from pasta_decoding.scheduling.policy import SchedulingPolicy
+from pasta_decoding.scheduling.scheduler import Activity
 from pasta_decoding.server import errors
 from pasta_decoding.server.errors import ApiError
 from pasta_decoding.server.metrics import Metrics

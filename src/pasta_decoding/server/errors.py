@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from pasta_decoding.errors import TOO_LONG, PastaError, excerpt
 from pasta_decoding.remote.stream import RemoteError
-from pasta_decoding.runtime.loop import ClosedError
+from pasta_decoding.scheduling.loop import ClosedError
 from pasta_decoding.server.requests import FIELDS
 from pasta_decoding.server.schema import ErrorDetail, ErrorReply
 

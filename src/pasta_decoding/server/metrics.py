@@ -5,8 +5,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from pasta_decoding.runtime.answer import Answer, Sent
-from pasta_decoding.runtime.scheduler import Activity
+from pasta_decoding.answer.record import Answer, Sent
+from pasta_decoding.scheduling.scheduler import Activity
 
 WIDTHS = {"buckets": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)}
 SECONDS = {"buckets": (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)}

@@ -12,10 +12,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from pasta_decoding import __version__
-from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import Decoder
-from pasta_decoding.runtime.events import Placed, TokenLogprobs
-from pasta_decoding.runtime.vocabulary import FRAGMENT
+from pasta_decoding.answer.events import Placed, TokenLogprobs
+from pasta_decoding.answer.record import Answer
+from pasta_decoding.answer.vocabulary import FRAGMENT
+from pasta_decoding.scheduling.decoder import Decoder
 from pasta_decoding.server import schema
 from pasta_decoding.server.backend import Answers
 from pasta_decoding.server.errors import ApiError

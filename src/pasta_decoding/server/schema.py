@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from pasta_decoding.runtime import events as live
+from pasta_decoding.answer import events as live
 
 
 def _is_none(value: object) -> bool:

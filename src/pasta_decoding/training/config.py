@@ -16,11 +16,11 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from typer import Option
 
+from pasta_decoding.answer.request import Rules
 from pasta_decoding.api.config import check_name
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SCHEMES
-from pasta_decoding.runtime.request import Rules
 
 Key = partial(Option, hidden=True)
 Bf16 = Annotated[bool, Key(help="bfloat16 weights and activations; LoRA stays float32.")]

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import written_whole
+from pasta_decoding.lang.control import ControlTokens
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.adapter import refuse_foreign
-from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.models.export import write_beside_weights
 from pasta_decoding.models.load import Loaded
 from pasta_decoding.training.config import SftConfig

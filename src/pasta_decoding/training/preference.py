@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from pasta_decoding.answer.request import Rules
 from pasta_decoding.api.checkpoints import find
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import ENGINES, choose_engine, open_local
@@ -38,8 +39,7 @@ from pasta_decoding.files import copy_whole, sha256, write_json
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import default_device, holds_weights, load_base, native_dtype
-from pasta_decoding.runtime.decoder import Decoder
-from pasta_decoding.runtime.request import Rules
+from pasta_decoding.scheduling.decoder import Decoder
 from pasta_decoding.training import bonbon, loop, score
 from pasta_decoding.training.bonbon import preference_loss, with_references
 from pasta_decoding.training.config import SAMPLING, PreferenceConfig

@@ -16,13 +16,13 @@ from typing import Any, get_args
 
 from accelerate.utils import gather_object
 
+from pasta_decoding.answer.request import Rules, SamplingParams
 from pasta_decoding.data.lines import append_line, read_lines
 from pasta_decoding.data.rows import Question
+from pasta_decoding.lang.control import ControlTokens
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Segment
-from pasta_decoding.models.checkpoint import ControlTokens
-from pasta_decoding.runtime.asking import Asking, ask, run_all
-from pasta_decoding.runtime.decoder import Decoder
-from pasta_decoding.runtime.request import Rules, SamplingParams
+from pasta_decoding.scheduling.asking import Asking, ask, run_all
+from pasta_decoding.scheduling.decoder import Decoder
 from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.loop import processes, share_of
 from pasta_decoding.training.run import tracked

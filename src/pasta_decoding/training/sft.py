@@ -15,11 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pasta_decoding.answer.request import Rules, SamplingParams
+from pasta_decoding.answer.text import fed_count
 from pasta_decoding.data.rows import Row, digest
 from pasta_decoding.engines.support import refuse_unsupported
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.check import check
+from pasta_decoding.lang.control import ControlTokens
 from pasta_decoding.lang.layout import (
     ChunkRun,
     Joining,
@@ -34,14 +37,12 @@ from pasta_decoding.lang.layout import (
 from pasta_decoding.lang.measures import geometric_mean, tokens_per_step
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree, has_chunk, read, strip, without_topics
-from pasta_decoding.models.checkpoint import FILE_NAME, ControlTokens
+from pasta_decoding.models.checkpoint import FILE_NAME
 from pasta_decoding.models.load import Loaded, holds_weights, load_base
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.models.template import Message
-from pasta_decoding.runtime.asking import FAILURES
-from pasta_decoding.runtime.decoder import decoder_over
-from pasta_decoding.runtime.request import Rules, SamplingParams
-from pasta_decoding.runtime.text import fed_count
+from pasta_decoding.scheduling.asking import FAILURES
+from pasta_decoding.scheduling.decoder import decoder_over
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.loop import RunTrainer, filled, processes, training_arguments
 from pasta_decoding.training.lora import add_lora, in_4bit, recompute_activations, save, take_up

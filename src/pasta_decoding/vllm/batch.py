@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pasta_decoding.guided import XARG, GuidedParams, Kind, ThreadGrammar, read_params
-from pasta_decoding.models.checkpoint import is_reserved
-from pasta_decoding.runtime.constraints import Constraint
-from pasta_decoding.runtime.request import GREEDY_BELOW
-from pasta_decoding.runtime.vocabulary import Ids, Vocabulary, vocabulary_of
+from pasta_decoding.answer.constraints import Constraint
+from pasta_decoding.answer.guided import XARG, GuidedParams, Kind, ThreadGrammar, read_params
+from pasta_decoding.answer.request import GREEDY_BELOW
+from pasta_decoding.answer.vocabulary import Ids, Vocabulary, vocabulary_of
+from pasta_decoding.lang.control import is_reserved
 
 UNKNOWN = -1
 """Stands in a request's output for a token that has not come back from the accelerator."""

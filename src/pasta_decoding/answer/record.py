@@ -1,0 +1,286 @@
+"""The record of one answer: its events while it is written, and what it came to in the end."""
+
+from dataclasses import dataclass, field
+
+from pasta_decoding.answer.events import (
+    Action,
+    Append,
+    CloseChunk,
+    Closed,
+    Delta,
+    Event,
+    Finished,
+    Fork,
+    Opened,
+    Progress,
+    Rewrite,
+    Synced,
+    TokenLogprobs,
+    Trimmed,
+)
+from pasta_decoding.answer.interpreter import Interpreter
+from pasta_decoding.answer.sampler import Choice
+from pasta_decoding.answer.text import AnswerText, ThreadText, fed_count, tree_of
+from pasta_decoding.lang.layout import (
+    MAIN,
+    ChunkRun,
+    Joining,
+    Layout,
+    Segment,
+    lay_out,
+    lay_out_rows,
+)
+from pasta_decoding.lang.tree import Tree, show, strip
+
+
+@dataclass(slots=True)
+class Sent:
+    """What one answer has asked servers for.
+
+    requests:      completions asked for, retries among them,
+    corrections:   and those of one token, in place of one that may not stand there.
+    prompt_tokens: of all prompts that were answered to the end,
+    cached_tokens: and how many of them the server had computed before; None if it does not say.
+    """
+
+    requests: int = 0
+    corrections: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """One token that the engine computed. Steps count from 1; the prefill is not traced."""
+
+    step: int
+    thread: int
+    token: int
+    position: int
+
+
+@dataclass(slots=True)
+class Trace:
+    """How one answer was computed.
+
+    prefilled_tokens: tokens of its prompt that were fed for it, beside `reused_tokens`, which were
+                      copied from what the engine still held.
+    prefill_s:        seconds of the passes that fed its prompt.
+    rewritten_tokens: fed by text joins, each of which is one step, in however many passes.
+    sent:             requests to servers; None for an engine in this process.
+    step_s:           seconds of each forward pass, choosing and bookkeeping included.
+    """
+
+    prompt_tokens: int
+    prefilled_tokens: int = 0
+    reused_tokens: int = 0
+    prefill_s: float = 0.0
+    rewritten_tokens: int = 0
+    sent: Sent | None = None
+    fed: list[Fed] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+
+    def feed(self, thread: int, token: int, position: int) -> None:
+        self.fed.append(Fed(len(self.step_s) + 1, thread, token, position))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer as decoding left it.
+
+    segments:       its token ids, in reading order, as training would see them.
+    layouts:        thread, position and visibility of every token, prompt included; several rows
+                    under the `text` join, else one.
+    end:            the token that ended it, of those that may; None if a limit did.
+    first_token_s:  from the request to the first token; None if there was none.
+    interventions:  how often a constraint overruled the model, in what was kept.
+    truncated:      whether any limit ended a chunk or the answer.
+    hit_limit:      whether the answer's own token budget ended it.
+    stopped:        whether a stop string ended it; its text still holds that.
+    trimmed_tokens: tokens that were written beyond its end, in reading order.
+    seconds:        from the request to the end; `queue_s`: to its admission.
+    """
+
+    segments: tuple[Segment, ...]
+    layouts: tuple[Layout, ...]
+    end: int | None
+    tree: Tree
+    trace: Trace
+    events: tuple[Event, ...]
+    first_token_s: float | None
+    interventions: int
+    truncated: bool
+    hit_limit: bool
+    stopped: bool
+    trimmed_tokens: int
+    seconds: float
+    queue_s: float
+
+    @property
+    def text(self) -> str:
+        return strip(self.tree)
+
+    @property
+    def annotated(self) -> str:
+        return show(self.tree)
+
+    @property
+    def finish_reason(self) -> str:
+        """OpenAI's word: "stop" (the model ended it, or a stop string) or "length" (a limit)."""
+        return "length" if self.end is None and not self.stopped else "stop"
+
+    @property
+    def chunks(self) -> int:
+        return sum(isinstance(segment, ChunkRun) for segment in self.segments)
+
+    @property
+    def truncated_chunks(self) -> int:
+        return sum(isinstance(one, ChunkRun) and not one.closed for one in self.segments)
+
+    @property
+    def fed_tokens(self) -> int:
+        return fed_count(self.segments)
+
+    @property
+    def critical_path(self) -> int:
+        return self.layouts[-1].critical_path
+
+
+@dataclass(slots=True)
+class OutputRecorder:
+    """Tells an interpreter what was chosen, and keeps what follows: events, in the end the answer.
+
+    began_s:   the time of the request, by the clock of `stamp`.
+    chosen:    how many tokens each thread has chosen.
+    overruled: which of them were not what the model wanted: thread, and place among its tokens.
+    _unrecorded: log probabilities of a thread's tokens whose text waits for more.
+    _shown:    text that `drain` has not returned yet, of the first `_read_events` events.
+    """
+
+    interpreter: Interpreter
+    prompt: tuple[int, ...]
+    began_s: float
+    trace: Trace = field(init=False)
+    chosen: dict[int, int] = field(default_factory=dict)
+    overruled: list[tuple[int, int]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    first_token_s: float | None = None
+    _texts: dict[int, ThreadText] = field(default_factory=dict)
+    _unrecorded: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    _order: AnswerText = field(init=False)
+    _shown: str = ""
+    _read_events: int = 0
+    _drained_events: int = 0
+
+    def __post_init__(self) -> None:
+        self.trace = Trace(len(self.prompt))
+        self._texts[MAIN] = ThreadText(self.interpreter.vocabulary.decode)
+        self._order = AnswerText(self.interpreter.rules.stop)
+
+    def take(self, thread: int, choice: Choice) -> list[Action]:
+        """Take a token of `thread`; return what an engine has to do, to its end at a stop string.
+
+        A chunk that ends the whole answer means its own end.
+        """
+        place = self.chosen.get(thread, 0)
+        self.chosen[thread] = place + 1
+        ends_answer = thread != MAIN and choice.token in self.interpreter.vocabulary.eos_ids
+        if choice.intervened or ends_answer:
+            self.overruled.append((thread, place))
+        actions = self._record(self.interpreter.on_token(thread, choice.token), choice.logprobs)
+        if self.interpreter.rules.stop:
+            self._read()
+        return actions + self.cut_off() if self._order.stopped else actions
+
+    def cut_off(self) -> list[Action]:
+        return [] if self.interpreter.finished else self._record(self.interpreter.cut_off())
+
+    def stamp(self, now_s: float) -> None:
+        if self.first_token_s is None and self.chosen:
+            self.first_token_s = now_s - self.began_s
+
+    def drain(self, step: int) -> Progress | None:
+        """Return the progress since the last call, if any; `step` steps have been made."""
+        if self._drained_events == len(self.events):
+            return None
+        self._read()
+        coming = tuple(self.events[self._drained_events :])
+        self._drained_events = len(self.events)
+        text, self._shown = self._shown, ""
+        return Progress(coming, text, self._order.take_tokens(), step)
+
+    def conclude(self, now_s: float, queue_s: float) -> Answer:
+        self.stamp(now_s)
+        interpreter, segments = self.interpreter, tuple(self.interpreter.segments)
+        vocabulary, end = interpreter.vocabulary, interpreter.end
+        close = vocabulary.control.async_close
+        if interpreter.joining is Joining.text:
+            layouts = lay_out_rows(self.prompt, segments, async_close=close, end=end)
+        else:
+            scheme = interpreter.scheme
+            layouts = (lay_out(self.prompt, segments, scheme, async_close=close, end=end),)
+        cut_off = interpreter.stopped or interpreter.hit_limit
+        return Answer(
+            segments=segments,
+            layouts=layouts,
+            end=end,
+            tree=tree_of(segments, vocabulary, cut_off=cut_off),
+            trace=self.trace,
+            events=tuple(self.events),
+            first_token_s=self.first_token_s,
+            interventions=self._interventions(segments),
+            truncated=interpreter.truncated,
+            hit_limit=interpreter.hit_limit,
+            stopped=interpreter.stopped,
+            trimmed_tokens=interpreter.budget.written_tokens - fed_count(segments),
+            seconds=now_s - self.began_s,
+            queue_s=queue_s,
+        )
+
+    def _interventions(self, segments: tuple[Segment, ...]) -> int:
+        """Count those in kept tokens, closings and the end included unless trimmed."""
+        chunks = [one for one in segments if isinstance(one, ChunkRun)]
+        kept = {thread: len(one.ids) - 1 + one.closed for thread, one in enumerate(chunks, start=1)}
+        kept[MAIN] = fed_count(segments) - fed_count(chunks) + (self.interpreter.end is not None)
+        return sum(place < kept.get(thread, 0) for thread, place in self.overruled)
+
+    def _record(self, actions: list[Action], logprobs: TokenLogprobs | None = None) -> list[Action]:
+        for action in actions:
+            match action:
+                case Append(thread, token):
+                    self._add(thread, token, logprobs)
+                case Fork(thread, _, _, topic, promised):
+                    decode = self.interpreter.vocabulary.decode
+                    self._texts[thread] = ThreadText(decode, keep_edge=True)
+                    self._end_stretch(MAIN, Opened(thread, topic, promised))
+                case CloseChunk(thread, truncated):
+                    self._end_stretch(thread, Closed(thread, truncated))
+                case Synced(threads) | Rewrite(threads):
+                    self._end_stretch(MAIN, Synced(threads))
+                case Finished():
+                    self._end_stretch(MAIN, action)
+                case Trimmed():
+                    # Before what completed a stop string: no reader goes further than that.
+                    place = self._read_events - 1 if self._order.stopped else len(self.events)
+                    self.events.insert(place, action)
+        return actions
+
+    def _add(self, thread: int, token: int, logprobs: TokenLogprobs | None) -> None:
+        control = self.interpreter.vocabulary.control.ids
+        if token not in control and not self.interpreter.in_topic(thread):
+            self._unrecorded.setdefault(thread, []).extend([logprobs] if logprobs else [])
+            self._record_text(thread, self._texts[thread].add(token))
+
+    def _end_stretch(self, thread: int, event: Event) -> None:
+        self._record_text(thread, self._texts[thread].end())
+        self.events.append(event)
+
+    def _record_text(self, thread: int, text: str) -> None:
+        if text:
+            self.events.append(Delta(thread, text, tuple(self._unrecorded.pop(thread, ()))))
+
+    def _read(self) -> None:
+        """Put new events in reading order, up to the one that completes a stop string."""
+        while self._read_events < len(self.events) and not self._order.stopped:
+            self._shown += self._order.feed(self.events[self._read_events])
+            self._read_events += 1
