@@ -14,7 +14,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.generate import Job, Plan, ask_all, generate
 from pasta_decoding.evaluation.methods import Ask, Method, make_method
 from pasta_decoding.evaluation.records import Record, begin_run, read_records
-from pasta_decoding.scheduling.asking import Asking
+from pasta_decoding.scheduling.asking import DecodingTask
 from pasta_decoding.scheduling.decoder import LocalDecoder
 from tests.cli.conftest import interrupted
 from tests.evaluation.puppet import puppet
@@ -62,7 +62,7 @@ class Runs:
     def loader(self, label: str) -> Callable[[], Method]:
         inner = sequential(puppet(echo))
 
-        def answer(question: Question, ask: Ask) -> Asking[Record]:
+        def answer(question: Question, ask: Ask) -> DecodingTask[Record]:
             self.asked.append((label, question.instruction))
             return inner.ask(question, ask)
 
@@ -153,7 +153,7 @@ def test_an_answer_that_stands_still_has_failed_and_one_that_is_slow_or_waits_ha
         add=lambda _: still, step=lambda: None, cancel=lambda _: None, close=lambda: None
     )
 
-    def answer(_: Question, ask: Ask) -> Asking[Record]:
+    def answer(_: Question, ask: Ask) -> DecodingTask[Record]:
         yield from ask([stuck])
         raise AssertionError("there is no answer")
 

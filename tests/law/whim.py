@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from random import Random
 
-from pasta_decoding.scheduling.policy import Runnable, SchedulingPolicy
+from pasta_decoding.scheduling.policy import RunnableThreads, SchedulingPolicy
 
 MOST_IDLE = 5
 
@@ -16,7 +16,7 @@ class Whim(SchedulingPolicy):
         self._chance = Random(seed)
         self._idle = 0
 
-    def choose(self, answers: Sequence[Runnable]) -> list[Sequence[int]]:
+    def choose(self, answers: Sequence[RunnableThreads]) -> list[Sequence[int]]:
         eager = self._chance.random()
         chosen: list[Sequence[int]] = [
             [thread for thread in answer.threads if self._chance.random() < eager]
@@ -29,12 +29,12 @@ class Whim(SchedulingPolicy):
 class EveryThread(SchedulingPolicy):
     """Everybody advances: the fewest steps an answer."""
 
-    def choose(self, answers: Sequence[Runnable]) -> list[Sequence[int]]:
+    def choose(self, answers: Sequence[RunnableThreads]) -> list[Sequence[int]]:
         return [answer.threads for answer in answers]
 
 
 class ReadingOrder(EveryThread):
     """One thread an answer: the order in which a reader wants it, and the narrowest steps."""
 
-    def choose(self, answers: Sequence[Runnable]) -> list[Sequence[int]]:
+    def choose(self, answers: Sequence[RunnableThreads]) -> list[Sequence[int]]:
         return [answer.threads[:1] for answer in answers]

@@ -31,7 +31,7 @@ from pasta_decoding.answer.guided import XARG
 from pasta_decoding.errors import PastaError
 from pasta_decoding.remote.stream import MAX_BIASES
 from pasta_decoding.server.listen import open_socket
-from pasta_decoding.vllm.batch import Places, guided_params_of
+from pasta_decoding.vllm.batch import GuidedRows, guided_params_of
 from tests.scripted import Script
 from tests.vllm.tokens import change
 
@@ -69,7 +69,7 @@ class Fake:
     max_model_len: int = 4096
     key: str | None = None
     token_s: float = 0.0
-    processor: Callable[[], Places] | None = None
+    processor: Callable[[], GuidedRows] | None = None
     adapted: Callable[[Path], Script] | None = None
     adapters: dict[str, Script] = field(default_factory=dict)
     calls: list[tuple[str, str]] = field(default_factory=list)
@@ -158,7 +158,7 @@ class Fake:
         finally:
             self.live -= requests
 
-    def _choose(self, body: Body, written: list[int], held: Places | None) -> int:
+    def _choose(self, body: Body, written: list[int], held: GuidedRows | None) -> int:
         script = self.adapters.get(body["model"], self.script)
         logits_V = np.array(script((*body["prompt"], *written)), dtype=np.float64)
         for token, by in (body["logit_bias"] or {}).items():

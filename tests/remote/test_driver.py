@@ -17,7 +17,7 @@ from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.lang.layout import PromiseRun, SyncRun
 from pasta_decoding.remote import driver
 from pasta_decoding.remote.stream import RemoteError
-from pasta_decoding.vllm.batch import Places, Served
+from pasta_decoding.vllm.batch import GuidedRows, ServedModel
 from tests.answer.play import ID, SIZE
 from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SYNC
 from tests.remote.fake import Body, Fake, serving, until
@@ -211,7 +211,7 @@ def test_what_is_forbidden_just_here_finds_room_in_a_request_before_all_else(
 # Servers with Pasta's logits processor: found out once, and then nothing is taken back
 
 
-HOLDS = partial(Places, Served(Tokenizer(), SIZE))
+HOLDS = partial(GuidedRows, ServedModel(Tokenizer(), SIZE))
 
 
 def sent(answer: Answer) -> tuple[int, int]:
@@ -252,14 +252,17 @@ def test_each_replica_is_asked_for_itself_and_one_without_it_is_sent_no_params()
     [
         (HOLDS, "0", "speaks protocol 4 of Pasta and the request another: install"),
         (
-            partial(Places, Served(Tokenizer(spare=frozenset({OPEN, SYNC})), SIZE)),
+            partial(GuidedRows, ServedModel(Tokenizer(spare=frozenset({OPEN, SYNC})), SIZE)),
             PROTOCOL,
             "the model that it serves has not the reserved tokens",
         ),
     ],
 )
 def test_a_processor_that_is_of_no_use_is_named_before_anything_is_asked(
-    processor: Callable[[], Places], protocol: str, message: str, monkeypatch: pytest.MonkeyPatch
+    processor: Callable[[], GuidedRows],
+    protocol: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
         "pasta_decoding.remote.stream.write_params",

@@ -16,7 +16,7 @@ from pasta_decoding.scheduling.policy import (
     BACKGROUND_STEPS,
     ENOUGH,
     STALE_STEPS,
-    Runnable,
+    RunnableThreads,
     SchedulingPolicy,
     StepCost,
 )
@@ -53,12 +53,12 @@ def taught(cost: Cost, target_s: float | None = None) -> SchedulingPolicy:
     return policy
 
 
-def widths(policy: SchedulingPolicy, answers: Sequence[Runnable]) -> list[int]:
+def widths(policy: SchedulingPolicy, answers: Sequence[RunnableThreads]) -> list[int]:
     return [len(threads) for threads in policy.choose(answers)]
 
 
-def standing(*threads: int) -> list[Runnable]:
-    return [Runnable(range(count)) for count in threads]
+def standing(*threads: int) -> list[RunnableThreads]:
+    return [RunnableThreads(range(count)) for count in threads]
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_a_figure_that_is_old_is_taken_again() -> None:
 def test_who_is_in_a_hurry_has_all_threads_and_who_is_not_waits_a_little() -> None:
     policy = taught(linear)
     answers = [
-        Runnable(range(4), priority=Priority.low),
-        Runnable(range(4)),
-        Runnable(range(4), priority=Priority.high),
+        RunnableThreads(range(4), priority=Priority.low),
+        RunnableThreads(range(4)),
+        RunnableThreads(range(4), priority=Priority.high),
     ]
     found = [widths(policy, answers) for _ in range(BACKGROUND_STEPS)]
     assert [one[1:] for one in found] == [[1, 4]] * BACKGROUND_STEPS
@@ -137,7 +137,7 @@ def test_everybody_who_is_ready_advances_within_a_few_steps(
 ) -> None:
     """However many threads the others have, and whatever their priority."""
     policy = SchedulingPolicy(target_s)
-    asking = [Runnable(range(threads), priority=priority) for threads, priority in answers]
+    asking = [RunnableThreads(range(threads), priority=priority) for threads, priority in answers]
     advanced = [0] * len(asking)
     for _ in range(BACKGROUND_STEPS):
         chosen = policy.choose(asking)

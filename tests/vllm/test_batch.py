@@ -11,13 +11,13 @@ import torch
 
 from pasta_decoding.answer.constraints import NOTHING, Constraint
 from pasta_decoding.answer.guided import GuidedParams, Kind
-from pasta_decoding.vllm.batch import UNKNOWN, Places, Served, Slots, restrict
+from pasta_decoding.vllm.batch import UNKNOWN, GuidedRows, GuidedSlots, ServedModel, restrict
 from tests.answer.play import ID, SIZE, VOCABULARY
 from tests.law.world import CLOSE, CONTROL, END, ENDS, OPEN, P20, P50, SYNC
 from tests.vllm.tokens import Direction, Tokenizer, change, params
 
 A, B = ID["a"], ID["b"]
-SERVED = Served(Tokenizer(), SIZE)
+SERVED = ServedModel(Tokenizer(), SIZE)
 MAIN = GuidedParams(Kind.main, CONTROL, ENDS, promises=2)
 CHUNK = GuidedParams(Kind.chunk, CONTROL, ENDS)
 CHECK = GuidedParams(Kind.check, CONTROL, ENDS, verdicts=(10, 11, 12, 13))
@@ -27,15 +27,15 @@ CLOSES = {P20, P50}
 ANYTHING = set(range(SIZE))
 
 
-def open_ids(places: Places, rows: int) -> list[set[int]]:
+def open_ids(places: GuidedRows, rows: int) -> list[set[int]]:
     """What each row may write."""
     logits_RV = places.apply(torch.zeros(rows, SIZE))
     return [set(torch.isfinite(row).nonzero()[:, 0].tolist()) for row in logits_RV]
 
 
-def filled(*guides: GuidedParams | None) -> tuple[Places, list[list[int]]]:
+def filled(*guides: GuidedParams | None) -> tuple[GuidedRows, list[list[int]]]:
     """A batch of new requests, and their outputs, which grow as vLLM's do."""
-    places, outputs = Places(SERVED), [list[int]() for _ in guides]
+    places, outputs = GuidedRows(SERVED), [list[int]() for _ in guides]
     added = [(row, params(guide), None, outputs[row]) for row, guide in enumerate(guides)]
     places.update(change(added=added))
     return places, outputs
@@ -102,7 +102,7 @@ Rows = list[tuple[GuidedParams | None, list[int]] | None]
 def test_any_run_of_changes_keeps_rows_and_requests_together() -> None:
     """Against a list of who is in which row; each has come to a place of its own."""
     dice = random.Random(5)
-    places = Places(SERVED)
+    places = GuidedRows(SERVED)
     rows: Rows = []
     for _ in range(60):
         removed = [row for row, one in enumerate(rows) if one and dice.random() < 0.2]
@@ -142,7 +142,7 @@ def condensed(rows: Rows, dice: random.Random) -> list[tuple[int, int, Direction
 
 def alone(one: tuple[GuidedParams | None, list[int]] | None) -> set[int]:
     assert one is not None
-    places = Places(SERVED)
+    places = GuidedRows(SERVED)
     places.update(change(added=[(0, params(one[0]), None, one[1])]))
     return open_ids(places, 1)[0]
 
@@ -176,14 +176,14 @@ class Runner:
         )
 
 
-def open_in_step(slots: Slots, context: Any) -> list[set[int]]:
+def open_in_step(slots: GuidedSlots, context: Any) -> list[set[int]]:
     logits_RV = slots.apply(torch.zeros(len(context.pos), SIZE), context)
     return [set(torch.isfinite(row).nonzero()[:, 0].tolist()) for row in logits_RV]
 
 
 def test_slots_are_followed_in_whatever_order_their_rows_come() -> None:
     runner = Runner(4)
-    slots = Slots(SERVED, runner)
+    slots = GuidedSlots(SERVED, runner)
     for slot, guide in ((3, MAIN), (1, CHUNK), (0, None)):
         runner.begin(slot, [A, B], [])
         assert slots.add(slot, params(guide)) is (guide is not None)
@@ -202,7 +202,7 @@ def test_slots_are_followed_in_whatever_order_their_rows_come() -> None:
 @pytest.mark.parametrize("written", [[], [B, OPEN, B, P20]])
 def test_a_slot_that_is_filled_again_knows_what_was_written_before(written: list[int]) -> None:
     runner = Runner(2)
-    slots = Slots(SERVED, runner)
+    slots = GuidedSlots(SERVED, runner)
     runner.begin(1, [A], written)
     slots.add(1, params(MAIN))
     assert open_in_step(slots, runner.step(1)) == [alone((MAIN, written))]
@@ -211,7 +211,7 @@ def test_a_slot_that_is_filled_again_knows_what_was_written_before(written: list
 def test_drafts_that_were_refused_were_never_written() -> None:
     """A request has a row for its last token, and one for each draft behind it."""
     runner = Runner(1)
-    slots = Slots(SERVED, runner)
+    slots = GuidedSlots(SERVED, runner)
     runner.begin(0, [A, B], [A])
     slots.add(0, params(MAIN))
     assert drafted(slots, runner, OPEN, A, P20)[1:] == [
@@ -228,7 +228,7 @@ def test_drafts_that_were_refused_were_never_written() -> None:
     assert open_in_step(slots, runner.step(0)) == [TEXT | {OPEN, SYNC}]
 
 
-def drafted(slots: Slots, runner: Runner, *drafts: int) -> list[set[int]]:
+def drafted(slots: GuidedSlots, runner: Runner, *drafts: int) -> list[set[int]]:
     context = runner.step(*[0] * (1 + len(drafts)))
     context.input_ids[1:] = torch.tensor(drafts)
     context.pos += torch.arange(1 + len(drafts))

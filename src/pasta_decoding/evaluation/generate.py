@@ -20,7 +20,7 @@ from uuid import uuid4
 from pasta_decoding.data.rows import Question
 from pasta_decoding.evaluation.methods import Ask, Method
 from pasta_decoding.evaluation.records import Record, RunFolder, begin_run
-from pasta_decoding.scheduling.asking import FAILURES, Asking, ask, run_all
+from pasta_decoding.scheduling.asking import FAILURES, DecodingTask, ask, run_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def ask_all(method: Method, questions: Iterable[Question], plan: Plan) -> Iterat
         yield from run_all(scheduler, asking, plan.max_concurrency)
 
 
-def _recorded(method: Method, question: Question, answers: Ask, plan: Plan) -> Asking[Record]:
+def _recorded(method: Method, question: Question, answers: Ask, plan: Plan) -> DecodingTask[Record]:
     began_s = plan.clock()
     try:
         record = yield from method.ask(question, answers)

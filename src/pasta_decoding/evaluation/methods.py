@@ -23,13 +23,13 @@ from pasta_decoding.evaluation.records import Record, record_of
 from pasta_decoding.lang.tree import Span, show
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, BaseModel, named_base
 from pasta_decoding.models.load import NO_ADAPTER
-from pasta_decoding.scheduling.asking import Asking
+from pasta_decoding.scheduling.asking import DecodingTask
 from pasta_decoding.scheduling.decoder import Decoder, LocalDecoder
 
 LOOKUP_TOKENS = 10
 """The most that prompt lookup drafts at once, as transformers' own candidate generator has it."""
 
-Ask = Callable[[Sequence[Request]], Asking[list[Answer]]]
+Ask = Callable[[Sequence[Request]], DecodingTask[list[Answer]]]
 """Decodes requests side by side; what their prompts begin with alike is computed once."""
 
 
@@ -38,7 +38,7 @@ class Method:
     """A way of answering with a model. `ask` raises PastaError if it cannot ask a question."""
 
     decoder: Decoder
-    ask: Callable[[Question, Ask], Asking[Record]]
+    ask: Callable[[Question, Ask], DecodingTask[Record]]
 
 
 NAMES = ("sequential", "pasta", "sot", "apar", "hf", "lookup")
@@ -109,7 +109,7 @@ def of_question(config: GenerationConfig, question: Question, part: int = 0) -> 
 
 def ask_pasta(
     decoder: Decoder, config: GenerationConfig, question: Question, ask: Ask
-) -> Asking[Record]:
+) -> DecodingTask[Record]:
     """Answer by one request: in parallel, or as the sequential baseline (`config.parallel`)."""
     sampling = of_question(config, question)
     [answer] = yield from ask([decoder.request(question.instruction, config.rules, sampling)])
@@ -123,7 +123,7 @@ def ask_hf(
     config: GenerationConfig,
     question: Question,
     _ask: Ask,
-) -> Asking[Record]:
+) -> DecodingTask[Record]:
     """Answer by `generate` of the package transformers, one answer at a time: it blocks.
 
     Alone it is a sequential baseline. With prompt lookup (Saxena 2023) it drafts what followed the

@@ -25,7 +25,7 @@ from pasta_decoding.evaluation.methods import Ask, of_question
 from pasta_decoding.evaluation.records import Record, record_of
 from pasta_decoding.lang.measures import repetitions
 from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, show, strip, valid_tokens, valid_topic
-from pasta_decoding.scheduling.asking import Asking
+from pasta_decoding.scheduling.asking import DecodingTask
 from pasta_decoding.scheduling.decoder import LocalDecoder
 
 BEGUN = "1."
@@ -65,7 +65,7 @@ _POINT = re.compile(r"^[ \t*#-]*(\d{1,2})[.)][ \t*]*(\S.*)$", re.MULTILINE)
 
 def ask_skeleton(
     decoder: LocalDecoder, config: GenerationConfig, question: Question, ask: Ask
-) -> Asking[Record]:
+) -> DecodingTask[Record]:
     """Ask for the skeleton, then for all points; plainly if there are no two points.
 
     `config.max_tokens` are of skeleton and points together; each point gets an equal share of what

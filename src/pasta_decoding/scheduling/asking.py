@@ -14,21 +14,21 @@ from pasta_decoding.answer.record import Answer
 from pasta_decoding.answer.request import Request
 from pasta_decoding.errors import PastaError
 
-Result = TypeVar("Result")
-Asking = Generator[None, None, Result]
+TaskResult = TypeVar("TaskResult")
+DecodingTask = Generator[None, None, TaskResult]
 
 FAILURES = (PastaError, RuntimeError)
 """What an engine raises if it cannot: torch and llama.cpp report a failed pass as the second."""
 
 
 def run_all(
-    scheduler: Any, askings: Iterable[Asking[Result]], max_concurrency: int = 1
-) -> Iterator[Result]:
+    scheduler: Any, askings: Iterable[DecodingTask[TaskResult]], max_concurrency: int = 1
+) -> Iterator[TaskResult]:
     """Run all, several of them together; yield each result as it comes.
 
     What one raises ends all of them, and so does leaving early.
     """
-    waiting, running = iter(askings), list[Asking[Result]]()
+    waiting, running = iter(askings), list[DecodingTask[TaskResult]]()
     try:
         while True:
             running += islice(waiting, max_concurrency - len(running))
@@ -53,7 +53,7 @@ def ask(
     *,
     max_seconds: float = 600.0,
     clock: Callable[[], float] = time.perf_counter,
-) -> Asking[list[Answer]]:
+) -> DecodingTask[list[Answer]]:
     """Return the answers to requests, in order; leaving early cancels them.
 
     Raises what a request fails with, and PastaError if nothing is computed for `max_seconds`.

@@ -32,10 +32,10 @@ from pasta_decoding.scheduling.admission import (
     ResourceRequest,
     resources_of,
 )
-from pasta_decoding.scheduling.policy import Runnable
+from pasta_decoding.scheduling.policy import RunnableThreads
 
 
-class Row(NamedTuple):
+class ThreadFeed(NamedTuple):
     """One feed of a forward pass, and the thread that chooses its next token if logits come."""
 
     generation: Generation
@@ -119,7 +119,7 @@ class Generation:
         self.unfed, self.prefilled_tokens = self.unfed[tokens:], tokens
         self.trace.reused_tokens = tokens
 
-    def take_prompt(self, tokens: int) -> Row:
+    def take_prompt(self, tokens: int) -> ThreadFeed:
         """Return the next `tokens` of `unfed` as a feed; the last one wants logits."""
         ids, self.unfed = self.unfed[:tokens], self.unfed[tokens:]
         positions = tuple(range(self.prefilled_tokens, self.prefilled_tokens + tokens))
@@ -131,7 +131,7 @@ class Generation:
             for token, position in zip(ids, positions, strict=True):
                 self.trace.feed(MAIN, token, position)
         feed = Feed((self.live[MAIN],), ids, positions, wants_logits=not self.unfed)
-        return Row(self, MAIN, feed)
+        return ThreadFeed(self, MAIN, feed)
 
     def end_step(self, now_s: float, seconds: float) -> None:
         self.recorder.stamp(now_s)
@@ -147,10 +147,10 @@ class Generation:
             self.trace.step_s.append(self.rewrite_s)
             self.rewrite_s = None
 
-    def runnable(self) -> Runnable:
+    def runnable(self) -> RunnableThreads:
         """Return the threads that can write: the first unfinished text, and others in its quota."""
         if len(self.pending) == 1:
-            return Runnable(tuple(self.pending), self.request.priority)
+            return RunnableThreads(tuple(self.pending), self.request.priority)
         order = sorted(self.pending, key=lambda thread: (thread == MAIN, thread))
         if (opening := self._opening) is not None:  # main's feed comes before what it opens
             order.remove(MAIN)
@@ -161,9 +161,9 @@ class Generation:
             if len(self.live) >= self.quota.threads:  # main may begin a thread too many
                 order = [thread for thread in order if thread != MAIN]
         threads = self.interpreter.budget.runnable(order, self.quota.ahead_tokens, longest)
-        return Runnable(threads, self.request.priority)
+        return RunnableThreads(threads, self.request.priority)
 
-    def take(self, threads: Sequence[int]) -> list[Row]:
+    def take(self, threads: Sequence[int]) -> list[ThreadFeed]:
         """Return what the coming step feeds for `threads`, and put it on record.
 
         A chunk whose promise has not been fed yet, and is not now, is left out.
@@ -171,7 +171,7 @@ class Generation:
         opening = self._opening
         if opening in threads and MAIN not in threads:
             threads = [thread for thread in threads if thread != opening]
-        rows = [Row(self, thread, self.pending.pop(thread)) for thread in sorted(threads)]
+        rows = [ThreadFeed(self, thread, self.pending.pop(thread)) for thread in sorted(threads)]
         for _, thread, feed in rows:
             self.trace.feed(thread, feed.ids[0], feed.positions[0])
         return rows

@@ -24,7 +24,7 @@ BACKGROUND_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Runnable:
+class RunnableThreads:
     """Which threads of one answer can write in a step, in reading order."""
 
     threads: Sequence[int]
@@ -102,7 +102,7 @@ class SchedulingPolicy:
     _budget_s: float = 0.0
     _steps_without: int = 0
 
-    def choose(self, answers: Sequence[Runnable]) -> list[Sequence[int]]:
+    def choose(self, answers: Sequence[RunnableThreads]) -> list[Sequence[int]]:
         """Return which threads advance: of each answer the first of its runnable ones."""
         self._steps += 1
         hurried = any(one.threads and one.priority > Priority.low for one in answers)
@@ -175,7 +175,7 @@ class SchedulingPolicy:
 
 
 def share_width(
-    extra: int, least: Sequence[int], most: Sequence[int], answers: Sequence[Runnable]
+    extra: int, least: Sequence[int], most: Sequence[int], answers: Sequence[RunnableThreads]
 ) -> list[int]:
     """Return how many threads of each answer advance: `least`, and `extra` more among all.
 

@@ -27,7 +27,7 @@ from pasta_decoding.scheduling.admission import (
     has_room,
     quota_of,
 )
-from pasta_decoding.scheduling.generation import Generation, Row
+from pasta_decoding.scheduling.generation import Generation, ThreadFeed
 from pasta_decoding.scheduling.policy import SchedulingPolicy, share_out
 
 
@@ -174,12 +174,12 @@ class Scheduler:
                 generation.fail(error)
                 raise
 
-    def _take_threads(self, running: Sequence[Generation]) -> list[Row]:
+    def _take_threads(self, running: Sequence[Generation]) -> list[ThreadFeed]:
         live = [one for one in running if not one.unfed and one.pending]
         chosen = self.policy.choose([one.runnable() for one in live])
         return [row for one, threads in zip(live, chosen, strict=True) for row in one.take(threads)]
 
-    def _take_prompts(self, running: Sequence[Generation], width: int) -> list[Row]:
+    def _take_prompts(self, running: Sequence[Generation], width: int) -> list[ThreadFeed]:
         prompts = [one for one in running if one.unfed]
         tokens = self.policy.prompt_tokens(width, self.engine.batch_tokens)
         if tokens and self.prefix_caching:
@@ -187,7 +187,7 @@ class Scheduler:
         shares = share_out([len(one.unfed) for one in prompts], tokens)
         return [one.take_prompt(n) for one, n in zip(prompts, shares, strict=True) if n]
 
-    def _forward(self, rows: Sequence[Row], prompts: Sequence[Row]) -> None:
+    def _forward(self, rows: Sequence[ThreadFeed], prompts: Sequence[ThreadFeed]) -> None:
         if not (rows or prompts):
             return
         began_s = self.clock()
@@ -205,7 +205,7 @@ class Scheduler:
         for row in prompts:
             row.generation.end_prompt(now_s, seconds)
 
-    def _compute(self, rows: Sequence[Row]) -> None:
+    def _compute(self, rows: Sequence[ThreadFeed]) -> None:
         """Feed `rows`; the thread of each that wants logits chooses its next token."""
         feeds = [row.feed for row in rows]
         wanting = [row for row in rows if row.feed.wants_logits]

@@ -21,7 +21,7 @@ from pasta_decoding.data.lines import append_line, read_lines
 from pasta_decoding.data.rows import Question
 from pasta_decoding.lang.control import ControlTokens
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Segment
-from pasta_decoding.scheduling.asking import Asking, ask, run_all
+from pasta_decoding.scheduling.asking import DecodingTask, ask, run_all
 from pasta_decoding.scheduling.decoder import Decoder
 from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.loop import processes, share_of
@@ -87,7 +87,7 @@ def sample_answers(
     questions = {prompt.id: prompt for prompt in prompts}
     asked = [(prompt.id, number) for prompt in prompts for number in range(count)]
 
-    def sample(decoder: Decoder, scheduler: Any, prompt: str, number: int) -> Asking[Sample]:
+    def sample(decoder: Decoder, scheduler: Any, prompt: str, number: int) -> DecodingTask[Sample]:
         digest = hashlib.sha256(f"{config.seed}/{name}/{prompt}/{number}".encode()).digest()
         seed = int.from_bytes(digest[:6])
         sampling = SamplingParams(config.temperature, seed=seed)

@@ -1,7 +1,8 @@
-"""The guided requests of a batch, wherever vLLM moves them, and what each may write next.
+"""The guided requests of a vLLM batch, and the tokens that each may write next.
 
-vLLM has two model runners, which hand requests to a processor in two ways: `Places` follows those
-of the first, whose rows are moved about, and `Slots` those of the second, whose stay.
+vLLM has two model runners. The first one moves requests between rows of the batch: `GuidedRows`
+follows them. With the second one each request stays in its slot: `GuidedSlots`.
+
 Shapes: R rows, V vocabulary.
 """
 
@@ -25,7 +26,7 @@ UNKNOWN = -1
 
 
 @dataclass
-class Served:
+class ServedModel:
     """The tokenizer of the model that is served, with the control tokens of the last request.
 
     size: the number of logits.
@@ -61,7 +62,7 @@ class Served:
 
 
 @dataclass(eq=False)
-class Writing:
+class GuidedRequest:
     """What one request obeys.
 
     output: what was written: vLLM's own list, to which it appends, or that of a slot.
@@ -69,7 +70,7 @@ class Writing:
     """
 
     guide: GuidedParams
-    served: Served
+    served: ServedModel
     output: list[int]
     temperature: float
     _last: int = UNKNOWN
@@ -120,11 +121,11 @@ def guided_params_of(params: Any) -> GuidedParams | None:
 
 
 @dataclass(eq=False)
-class Places:
+class GuidedRows:
     """Requests by their row in the batch, as the first runner tells of changes."""
 
-    served: Served
-    _rows: dict[int, Writing] = field(default_factory=dict)
+    served: ServedModel
+    _rows: dict[int, GuidedRequest] = field(default_factory=dict)
 
     def update(self, change: Any) -> None:
         """Follow a `BatchUpdate`: first who left, then who came, then who moved."""
@@ -135,7 +136,7 @@ class Places:
         for row, params, _prompt, output in change.added:
             self._rows.pop(row, None)
             if (guide := guided_params_of(params)) is not None:
-                self._rows[row] = Writing(guide, self.served, output, params.temperature)
+                self._rows[row] = GuidedRequest(guide, self.served, output, params.temperature)
         for one, other, direction in change.moved:
             first, second = self._rows.pop(one, None), self._rows.pop(other, None)
             if first is not None:
@@ -150,21 +151,21 @@ class Places:
 
 
 @dataclass(eq=False)
-class Slots:
+class GuidedSlots:
     """Requests by the slot that each keeps, as the second runner has them.
 
     states: the runner's own record of what every slot has read and written.
     """
 
-    served: Served
+    served: ServedModel
     states: Any
-    _slots: dict[int, Writing] = field(default_factory=dict)
+    _slots: dict[int, GuidedRequest] = field(default_factory=dict)
 
     def add(self, slot: int, params: Any) -> bool:
         """Let a request into a slot, after whoever had it; is it guided?"""
         self._slots.pop(slot, None)
         if (guide := guided_params_of(params)) is not None:
-            self._slots[slot] = Writing(guide, self.served, [], params.temperature)
+            self._slots[slot] = GuidedRequest(guide, self.served, [], params.temperature)
         return guide is not None
 
     def apply(self, logits_RV: Tensor, context: Any) -> Tensor:

@@ -8,7 +8,7 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.sample.logits_processor import LogitsProcessor as MovingRows
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.vllm.batch import Places, Served, Slots, guided_params_of
+from pasta_decoding.vllm.batch import GuidedRows, GuidedSlots, ServedModel, guided_params_of
 
 try:
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as FixedSlots
@@ -35,8 +35,8 @@ class PastaLogitsProcessor(MovingRows, FixedSlots):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, where: Any, _pins_memory: bool | None = None) -> None:
         """Begin with no request. `where` is a device, or the second runner's states."""
         model = vllm_config.model_config
-        served = Served(cached_tokenizer_from_config(model), model.get_vocab_size())
-        self._places, self._slots = Places(served), Slots(served, where)
+        served = ServedModel(cached_tokenizer_from_config(model), model.get_vocab_size())
+        self._places, self._slots = GuidedRows(served), GuidedSlots(served, where)
 
     def is_argmax_invariant(self) -> bool:
         """No: what may not stand there is often what the model would like best."""
