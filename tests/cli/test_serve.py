@@ -13,7 +13,7 @@ import pytest
 
 from pasta_decoding.errors import install_command
 from pasta_decoding.server.backend import Backend
-from pasta_decoding.server.settings import Load, Settings
+from pasta_decoding.server.settings import LoadLimits, Settings
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Pasta, interrupted
 
@@ -83,7 +83,7 @@ def test_options_reach_the_backends_and_the_application(
         *("--baseline", tiny_checkpoint.adapter),
     )
     assert list(backends) == ["mine", "adapter"]
-    assert backends["mine"].load == Load(3, target_ms_per_token=40)
+    assert backends["mine"].load == LoadLimits(3, target_ms_per_token=40)
     assert (settings.api_key, settings.origins) == ("sesame", origins)
     assert settings.log_level == "error"
     assert "the baseline, adapter, is loaded at the first race" in said

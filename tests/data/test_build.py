@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.data.build import Wanted, choose, contamination, measure_rows
+from pasta_decoding.data.build import SelectionLimits, contamination, measure_rows, select_rows
 from pasta_decoding.data.rows import Row
 
 
@@ -20,7 +20,7 @@ def rows_of(*pairs: tuple[str, str]) -> list[Row]:
 def built(
     rows: Iterable[Row], *, exclude: Iterable[str] = (), **wanted: Any
 ) -> tuple[list[Row], dict[str, int]]:
-    return choose(rows, Wanted(**wanted), count_words, exclude)
+    return select_rows(rows, SelectionLimits(**wanted), count_words, exclude)
 
 
 def chunk(text: str) -> str:

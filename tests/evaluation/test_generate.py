@@ -11,7 +11,7 @@ import pytest
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.rows import Question, question_of
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.generate import Job, Plan, ask_all, generate
+from pasta_decoding.evaluation.generate import Job, Plan, answer_all, ask_all
 from pasta_decoding.evaluation.methods import Ask, Method, make_method
 from pasta_decoding.evaluation.records import Record, begin_run, read_records
 from pasta_decoding.scheduling.asking import DecodingTask
@@ -55,7 +55,7 @@ class Runs:
             Job(label, SETTINGS | {"method": label} | (settings or {}), load or self.loader(label))
             for label in labels
         ]
-        return generate(
+        return answer_all(
             jobs, QUESTIONS, self.out, Plan(clock=FakeClock(), **plan), self.ticks.append
         )
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.metrics import Figures, figures, mean
+from pasta_decoding.evaluation.metrics import Figures, mean, measure_run
 from pasta_decoding.evaluation.records import Record, RunFolder
 from tests.evaluation.runfolders import failed, parallel, record
 
@@ -19,7 +19,7 @@ def run_of(method: str, records: list[Record]) -> RunFolder:
 
 def figures_of(ours: list[Record], theirs: list[Record] | None = None) -> Figures:
     baseline = theirs or [record(number) for number in range(len(ours))]
-    return figures(run_of("pasta", ours), run_of("sequential", baseline))
+    return measure_run(run_of("pasta", ours), run_of("sequential", baseline))
 
 
 def test_an_interval_is_that_of_the_normal_distribution_where_there_are_many_prompts() -> None:

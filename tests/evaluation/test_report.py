@@ -13,7 +13,7 @@ import pytest
 from pasta_decoding.cli import main
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.records import find_runs
-from pasta_decoding.evaluation.report import Report, build, numbers, plot, render
+from pasta_decoding.evaluation.report import EvaluationReport, build_report, numbers, plot, render
 from tests.evaluation.runfolders import PLAIN, failed, parallel, record, write_run
 
 HOSTILE = "</details></script><script>document.title='stolen'</script><img src=x onerror=alert(1)>"
@@ -47,8 +47,8 @@ def annotate(folder: Path, preferences: list[float | None], text: str = PLAIN) -
     )
 
 
-def report_of(*paths: Path) -> Report:
-    return build(find_runs(paths))
+def report_of(*paths: Path) -> EvaluationReport:
+    return build_report(find_runs(paths))
 
 
 def rewrite(name: str, **settings: Any) -> Callable[[Path], object]:

@@ -18,7 +18,7 @@ from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.listen import Server, http_server, open_socket
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.schema import ErrorReply
-from pasta_decoding.server.settings import Load, Settings
+from pasta_decoding.server.settings import LoadLimits, Settings
 from tests.remote.fake import until
 from tests.scripted import Script, ScriptedEngine, follow
 
@@ -113,10 +113,10 @@ def running(
 ) -> Iterator[Running]:
     """Serve `decoder`, or `own` in its place, until the block ends; and a baseline beside it."""
     metrics, listener = Metrics(), open_socket("127.0.0.1", 0)
-    backend = Backend(lambda: own or decoder, metrics, Load(max_requests, max_queue))
+    backend = Backend(lambda: own or decoder, metrics, LoadLimits(max_requests, max_queue))
     backends = {model: backend}
     if baseline is not None:
-        backends[BASELINE] = Backend(baseline, metrics, Load())
+        backends[BASELINE] = Backend(baseline, metrics, LoadLimits())
     app = create_app(backends, metrics, Settings(**settings))
     server = http_server(app, list(backends.values()), drain_seconds)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

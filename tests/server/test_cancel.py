@@ -21,7 +21,7 @@ from pasta_decoding.answer.request import Rules, SamplingParams
 from pasta_decoding.scheduling.decoder import LocalDecoder
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.settings import Load
+from pasta_decoding.server.settings import LoadLimits
 from tests.remote.fake import until
 from tests.scripted import shuffled
 from tests.server.running import (
@@ -52,7 +52,7 @@ def test_a_cancelled_answer_is_freed_within_one_step(decoder: LocalDecoder) -> N
     engine = stepped.engine
 
     async def leave_after_some_text() -> None:
-        backend = Backend(lambda: stepped, Metrics(), Load())
+        backend = Backend(lambda: stepped, Metrics(), LoadLimits())
         await backend.ready()
         with closing(backend.submit([request, request])) as answers:
             pieces = aiter(answers)

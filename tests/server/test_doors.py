@@ -13,7 +13,7 @@ from pasta_decoding.server import listen
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.errors import ApiError
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.settings import Load
+from pasta_decoding.server.settings import LoadLimits
 from tests.remote.fake import until
 from tests.server.running import CHAT, GOOD, MODEL, Running, endless, head, running
 
@@ -34,7 +34,7 @@ def all_of(client: socket.socket) -> bytes:
 
 
 def test_room_is_asked_for_again_when_answers_are_handed_in() -> None:
-    backend = Backend(pytest.fail, Metrics(), Load(max_requests=1, max_queue=0))
+    backend = Backend(pytest.fail, Metrics(), LoadLimits(max_requests=1, max_queue=0))
     backend.unended = 1  # it came while the model was loaded
     with pytest.raises(ApiError, match="the server has as many requests as it takes"):
         backend.submit([object()])  # type: ignore[list-item]

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from pasta_decoding.cli.console import bar, say, token_counter
 from pasta_decoding.cli.options import AsJson, Base, command
-from pasta_decoding.data.build import Wanted, choose, measure_rows
+from pasta_decoding.data.build import SelectionLimits, measure_rows, select_rows
 from pasta_decoding.data.rows import numbered_rows, read_prompts, read_rows, write_rows
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.lang.check import check
@@ -59,7 +59,7 @@ def _in_rows(path: Path, *, topic: bool) -> Iterator[str]:
 def build(
     sources: Annotated[list[Path], typer.Argument(help="JSONL (.gz) files, plain or annotated.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The JSONL (.gz) to write.")],
-    wanted: Wanted,
+    wanted: SelectionLimits,
     exclude: Annotated[
         list[Path] | None, typer.Option(help="Leave out rows that resemble a prompt of this JSONL.")
     ] = None,
@@ -70,7 +70,7 @@ def build(
     count_tokens = token_counter(model)
     prompts = [prompt for path in exclude or [] for prompt in read_prompts(path)]
     rows = list(read_rows(*sources))
-    kept, dropped = choose(bar(rows, "reading"), wanted, count_tokens, prompts)
+    kept, dropped = select_rows(bar(rows, "reading"), wanted, count_tokens, prompts)
     if not kept:
         raise PastaError(
             f"no row of {len(rows)} is left: {dict(dropped)}",

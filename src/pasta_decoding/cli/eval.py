@@ -14,7 +14,7 @@ from pasta_decoding.api.checkpoints import find
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.api.opening import ENGINES, choose_engine
 from pasta_decoding.cli.console import bar, cache_folder, say
-from pasta_decoding.cli.options import Without, command
+from pasta_decoding.cli.options import HiddenFields, command
 from pasta_decoding.cli.run import opened_decoder
 from pasta_decoding.data.lines import locked
 from pasta_decoding.data.rows import read_questions
@@ -27,7 +27,7 @@ from pasta_decoding.scheduling.decoder import Decoder
 
 if TYPE_CHECKING:
     from pasta_decoding.evaluation.generate import Job, Plan
-    from pasta_decoding.evaluation.methods import Chosen
+    from pasta_decoding.evaluation.methods import MethodChoice
 
 TURNS = 3
 """How often each method answers a prompt with --timing; the report takes the median turn."""
@@ -59,12 +59,11 @@ def generate(
     ] = False,
     *,
     generation: GenerationConfig,
-    engine: Annotated[EngineConfig, Without({"adapter", "join", "max_model_len"})],
+    engine: Annotated[EngineConfig, HiddenFields({"adapter", "join", "max_model_len"})],
 ) -> None:
     """Answer prompts by several methods on one engine; keep a record of each answer."""
-    from pasta_decoding.evaluation.generate import Plan
-    from pasta_decoding.evaluation.generate import generate as answer_all
-    from pasta_decoding.evaluation.methods import choose
+    from pasta_decoding.evaluation.generate import Plan, answer_all
+    from pasta_decoding.evaluation.methods import choose_methods
 
     if timing and max_concurrency not in (None, 1):
         raise PastaError("--timing answers one prompt at a time: leave out --max-concurrency")
@@ -72,7 +71,7 @@ def generate(
         raise PastaError("--timing is for an engine in this process")
     together, turns = (1, TURNS) if timing else (max_concurrency or 16, None)
     plan = Plan(together, turns, max_seconds, generation.seed)
-    chosen = choose(method, engine.model, remote=engine.is_remote)
+    chosen = choose_methods(method, engine.model, remote=engine.is_remote)
     questions = read_questions(prompts)[:limit]
     settings = settings_of(plan, generation, prompts, len(questions))
     jobs = jobs_of(chosen, engine, generation, settings)
@@ -99,7 +98,7 @@ def settings_of(plan: Plan, config: GenerationConfig, prompts: Path, number: int
 
 
 def jobs_of(
-    chosen: Sequence[Chosen],
+    chosen: Sequence[MethodChoice],
     engine: EngineConfig,
     config: GenerationConfig,
     settings: dict[str, Any],
@@ -118,7 +117,7 @@ def jobs_of(
             loaded[own] = opened_decoder(own)
         return loaded[own]
 
-    def job(one: Chosen) -> Job:
+    def job(one: MethodChoice) -> Job:
         of_hf = one.name in OF_HF
         own = replace(engine.of(one.adapter), engine="torch" if of_hf else engine.engine)
         told = describe(own) | settings | {"method": one.name}
@@ -169,9 +168,9 @@ def report(
     Win rates are read from the files that alpaca_eval left in the run folders. Figures have 95 %
     intervals and count failed answers.
     """
-    from pasta_decoding.evaluation.report import build, numbers, render
+    from pasta_decoding.evaluation.report import build_report, numbers, render
 
-    found = build(find_runs(runs))
+    found = build_report(find_runs(runs))
     write_text(out / "index.html", render(found))
     write_json(out / "report.json", numbers(found))
     for note in found.notes:

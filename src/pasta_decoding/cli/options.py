@@ -24,9 +24,9 @@ System = Annotated[
     str | None, typer.Option(help="System prompt; the chat template's own if left out.")
 ]
 
-Without = frozenset[str]
-"""Names the fields of a config that a command does not offer: `Annotated[Config, Without(...)]`."""
-_NO_OPTIONS = Without(
+HiddenFields = frozenset[str]
+"""The fields of a config that a command does not offer: `Annotated[Config, HiddenFields(...)]`."""
+_NO_OPTIONS = HiddenFields(
     {
         *("parallel", "stop", "max_threads", "max_seconds", "min_p", "top_k"),
         *("repetition_penalty", "presence_penalty", "frequency_penalty"),

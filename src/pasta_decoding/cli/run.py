@@ -22,7 +22,7 @@ from pasta_decoding.api.model import Prompt as Conversation
 from pasta_decoding.api.opening import open_decoder
 from pasta_decoding.api.streams import Result, Stream
 from pasta_decoding.cli.console import Lanes, cache_folder, say
-from pasta_decoding.cli.options import AsJson, System, Without, command
+from pasta_decoding.cli.options import AsJson, HiddenFields, System, command
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import to_json, write_text
 from pasta_decoding.lang.layout import MAIN
@@ -31,8 +31,8 @@ from pasta_decoding.models.load import known_base
 from pasta_decoding.scheduling.decoder import Decoder
 
 Prompt = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
-FEW_OF_ANSWER = Without({"top_p", "eagerness", "seed"})
-FEW_OF_ENGINE = Without({"join", "max_model_len", "cache_tokens", "threads", "device"})
+FEW_OF_ANSWER = HiddenFields({"top_p", "eagerness", "seed"})
+FEW_OF_ENGINE = HiddenFields({"join", "max_model_len", "cache_tokens", "threads", "device"})
 
 CHAT_HELP = """/new    forget what was said
 /show   draw the threads while they write, or stop drawing them
@@ -57,7 +57,7 @@ def run(
     as_json: AsJson = False,
     *,
     generation: GenerationConfig,
-    engine: Annotated[EngineConfig, Without({"max_model_len", "cache_tokens"})],
+    engine: Annotated[EngineConfig, HiddenFields({"max_model_len", "cache_tokens"})],
 ) -> None:
     """Answer a question; threads write independent parts of the answer at the same time."""
     generation, engine = replace(generation, parallel=not sequential), with_default(engine)
@@ -92,8 +92,8 @@ def compare(
     system: System = None,
     as_json: AsJson = False,
     *,
-    generation: Annotated[GenerationConfig, FEW_OF_ANSWER, Without({"temperature"})],
-    engine: Annotated[EngineConfig, FEW_OF_ENGINE, Without({"base_url", "dtype"})],
+    generation: Annotated[GenerationConfig, FEW_OF_ANSWER, HiddenFields({"temperature"})],
+    engine: Annotated[EngineConfig, FEW_OF_ENGINE, HiddenFields({"base_url", "dtype"})],
 ) -> None:
     """Answer a question in parallel, then by a sequential baseline; compare their figures.
 

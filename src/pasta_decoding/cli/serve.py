@@ -20,7 +20,7 @@ from pasta_decoding.errors import PastaError, require
 from pasta_decoding.models.load import NO_ADAPTER
 from pasta_decoding.remote.stream import checked_key
 from pasta_decoding.scheduling.decoder import Decoder
-from pasta_decoding.server.settings import Load, Settings
+from pasta_decoding.server.settings import LoadLimits, Settings
 
 if TYPE_CHECKING:
     from pasta_decoding.server.backend import Backend
@@ -38,7 +38,7 @@ def serve(
     ] = None,
     *,
     settings: Settings,
-    load: Load,
+    load: LoadLimits,
     engine: EngineConfig,
 ) -> None:
     """Serve OpenAI's API, and a page that shows the threads while they write."""
@@ -87,4 +87,4 @@ def baseline_backend(engine: EngineConfig, baseline: str, metrics: Metrics) -> t
         return warmed_up(replace(open_local(rival, cache_folder()), parallel=False))
 
     say(f"the baseline, {rival.short_name}, is loaded at the first race, with an engine of its own")
-    return rival.short_name, Backend(load, metrics, Load(max_requests=4, max_queue=16))
+    return rival.short_name, Backend(load, metrics, LoadLimits(max_requests=4, max_queue=16))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from pasta_decoding.cli.console import cache_folder, say
-from pasta_decoding.cli.options import Base, Without, command
+from pasta_decoding.cli.options import Base, HiddenFields, command
 from pasta_decoding.data.rows import Question, Row, question_of, read_pairs, read_prompts, read_rows
 from pasta_decoding.errors import PastaError, errors_as, require
 from pasta_decoding.lang.layout import Joining
@@ -28,7 +28,7 @@ from pasta_decoding.training.config import (
     read_config,
 )
 
-_SFT_KEYS, _PREFERENCE_KEYS = Without(keys(SftConfig)), Without(keys(PreferenceConfig))
+_SFT_KEYS, _PREFERENCE_KEYS = HiddenFields(keys(SftConfig)), HiddenFields(keys(PreferenceConfig))
 _KEYS = "Further keys of --config: "
 
 File = Annotated[

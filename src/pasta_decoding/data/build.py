@@ -27,7 +27,7 @@ _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SelectionLimits:
     """What a row must be to stay. Lengths are in tokens of the model that will be trained."""
 
     max_total_tokens: Annotated[
@@ -39,9 +39,9 @@ class Wanted:
     limit: Annotated[int | None, Option(min=1, help="Keep this many rows in all.")] = None
 
 
-def choose(
+def select_rows(
     rows: Iterable[Row],
-    wanted: Wanted,
+    wanted: SelectionLimits,
     count_tokens: Callable[[str], int],
     evaluated: Iterable[str] = (),
 ) -> tuple[list[Row], Counter[str]]:

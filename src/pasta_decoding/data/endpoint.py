@@ -16,7 +16,7 @@ from pasta_decoding.errors import PastaError, checked_url, excerpt, require
 if TYPE_CHECKING:
     from openai import APIError, AsyncOpenAI
 
-Message = Mapping[str, str]
+EndpointMessage = Mapping[str, str]
 """A turn of a conversation: `role` and `content`."""
 
 KEY_VARIABLES = ("PASTA_ENDPOINT_KEY", "OPENAI_API_KEY")
@@ -72,7 +72,7 @@ def open_client(endpoint: Endpoint) -> AsyncOpenAI:
 
 
 async def chat(
-    client: AsyncOpenAI, endpoint: Endpoint, messages: Sequence[Message], max_tokens: int
+    client: AsyncOpenAI, endpoint: Endpoint, messages: Sequence[EndpointMessage], max_tokens: int
 ) -> tuple[str, dict[str, int]]:
     """Return the greedy answer to a conversation, without what a model thinks in `<think>` tags.
 
@@ -105,7 +105,7 @@ async def chat(
 
 
 async def _asked(
-    client: AsyncOpenAI, endpoint: Endpoint, messages: Sequence[Message], max_tokens: int
+    client: AsyncOpenAI, endpoint: Endpoint, messages: Sequence[EndpointMessage], max_tokens: int
 ) -> tuple[Any, int]:
     """Return the reply, and how many requests it took: reasoning models refuse some arguments."""
     from openai import BadRequestError

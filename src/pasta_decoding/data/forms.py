@@ -19,7 +19,7 @@ from typing import Any
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.template import ROLES, Message
 
-Found = Mapping[str, Any]
+JsonObject = Mapping[str, Any]
 _FORMS = ("instruction", "messages", "conversations", "prompt")
 _INPUTS, _SYSTEMS = ("input", "context"), ("system", "system_prompt")
 _ANSWERS = ("response", "completion", "output")
@@ -31,15 +31,15 @@ _FOREIGN_PARTS = ("tool_calls", "function_call", "reasoning", "reasoning_content
 _ROLE_NAMES = {"human": "user", "gpt": "assistant", "developer": "system"}
 
 
-def turns_of(found: Found, *, answered: bool) -> list[Message]:
+def turns_of(found: JsonObject, *, answered: bool) -> list[Message]:
     """Return the turns of a row, a system message first; the response last if it is `answered`."""
     form = next((name for name in _FORMS if name in found), "instruction")
     beside = _FOREIGN if form == "instruction" else (*_FOREIGN, *_INPUTS)
     if foreign := [name for name in beside if found.get(name)]:
         raise PastaError(f"{foreign[0]!r} has no place in a prompt of {form!r}")
     if form == "instruction":
-        more = [text_of(found, name, "") for name in _INPUTS]
-        asked = [text_of(found, "instruction"), *filter(str.strip, more)]
+        more = [text_field(found, name, "") for name in _INPUTS]
+        asked = [text_field(found, "instruction"), *filter(str.strip, more)]
         turns = [*messages_of(found, "history"), Message("user", "\n\n".join(asked))]
     else:
         turns = messages_of(found, form, "user" if form == "prompt" else None)
@@ -53,14 +53,14 @@ def turns_of(found: Found, *, answered: bool) -> list[Message]:
         raise PastaError("the answer is marked as one not to learn")
     if not answered and turns and turns[-1].role == "assistant":
         del turns[-1]
-    if system := "\n\n".join(filter(None, (text_of(found, name, "") for name in _SYSTEMS))):
+    if system := "\n\n".join(filter(None, (text_field(found, name, "") for name in _SYSTEMS))):
         if any(turn.role == "system" for turn in turns):
             raise PastaError("'system' stands beside a system message")
         turns = [Message("system", system), *turns]
     return turns
 
 
-def judged_turns_of(found: Found, name: str) -> list[Message]:
+def judged_turns_of(found: JsonObject, name: str) -> list[Message]:
     """Return the turns that end with the answer in the column `chosen` or `rejected`."""
     answer = messages_of(found, name, "assistant")
     if len(answer) == 1:
@@ -69,19 +69,19 @@ def judged_turns_of(found: Found, name: str) -> list[Message]:
     return turns_of(beside | {"messages": found[name]}, answered=True)
 
 
-def messages_of(found: Found, name: str, role: str | None = None) -> list[Message]:
+def messages_of(found: JsonObject, name: str, role: str | None = None) -> list[Message]:
     """Return a column as turns. `role`: it may be a text as well, which that one says."""
     turns = found.get(name, [])
     if role and not isinstance(found.get(name), list):
-        return [Message(role, text_of(found, name))]
+        return [Message(role, text_field(found, name))]
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise PastaError(f"{name!r} is not a list of messages")
     return [_message(turn) for turn in turns]
 
 
-def _message(turn: Found) -> Message:
+def _message(turn: JsonObject) -> Message:
     role_name, content_name = ("from", "value") if "from" in turn else ("role", "content")
-    role = text_of(turn, role_name)
+    role = text_field(turn, role_name)
     role = _ROLE_NAMES.get(role, role)
     if role not in ROLES:
         raise PastaError(f"unknown role {role!r}: roles are {', '.join(ROLES)}")
@@ -90,10 +90,10 @@ def _message(turn: Found) -> Message:
     if isinstance(turn.get(content_name), list):
         with suppress(KeyError, TypeError):  # parts that are no text: told below
             turn = {content_name: "\n".join(part["text"] for part in turn[content_name])}
-    return Message(role, text_of(turn, content_name))
+    return Message(role, text_field(turn, content_name))
 
 
-def text_of(found: Found, name: str, default: str | None = None) -> str:
+def text_field(found: JsonObject, name: str, default: str | None = None) -> str:
     value = found.get(name)
     if value is None and default is not None:
         return default

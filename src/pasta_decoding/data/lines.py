@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import to_json, write_text
 
-Read = TypeVar("Read", list[Any], dict[str, Any])
+JsonValue = TypeVar("JsonValue", list[Any], dict[str, Any])
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
     write_text(path, "".join(to_json(line) + "\n" for line in lines))
 
 
-def read_json(path: Path, kind: type[Read]) -> Read:
+def read_json(path: Path, kind: type[JsonValue]) -> JsonValue:
     """Return the JSON value of a file. Raises PastaError if it cannot be read or is no `kind`."""
     with errors_as(f"cannot read {path}", OSError, ValueError, RecursionError):
         found = json.loads(path.read_text(encoding="utf-8"))

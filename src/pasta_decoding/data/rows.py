@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pasta_decoding.data.forms import COLUMNS, Found, judged_turns_of, text_of, turns_of
+from pasta_decoding.data.forms import COLUMNS, JsonObject, judged_turns_of, text_field, turns_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import to_json, written_whole
 from pasta_decoding.models.template import Message
@@ -106,7 +106,7 @@ def read_questions(path: Path) -> list[Question]:
     """Return the prompts of an evaluation; none may be empty, or there twice."""
     seen: set[str] = set()
 
-    def parse(found: Found) -> Question:
+    def parse(found: JsonObject) -> Question:
         question = question_of(_one_question(found), _name(found, "dataset") or None)
         if not question.instruction.strip():
             raise PastaError("the prompt is empty")
@@ -138,7 +138,7 @@ def _line(row: Row) -> str:
     return to_json(found | history | row.extra) + "\n"
 
 
-def _sound(path: Path, parse: Callable[[Found], Parsed]) -> Iterator[Parsed]:
+def _sound(path: Path, parse: Callable[[JsonObject], Parsed]) -> Iterator[Parsed]:
     for _number, found in _parsed(path, parse):
         if isinstance(found, PastaError):
             raise found
@@ -146,7 +146,7 @@ def _sound(path: Path, parse: Callable[[Found], Parsed]) -> Iterator[Parsed]:
 
 
 def _parsed(
-    path: Path, parse: Callable[[Found], Parsed]
+    path: Path, parse: Callable[[JsonObject], Parsed]
 ) -> Iterator[tuple[int, Parsed | PastaError]]:
     """Yield what `parse` makes of each JSON object, or its error, and the line's number."""
     for number, entry in _entries(path):
@@ -192,7 +192,7 @@ def _json(contents: bytes) -> Any:
         raise PastaError("not JSON that can be read: too deep, or a number too long") from error
 
 
-def _row(found: Found, seen: Counter[str]) -> Row:
+def _row(found: JsonObject, seen: Counter[str]) -> Row:
     row = _answered(turns_of(found, answered=True), found)
     row_id = _name(found, "id") or row.id
     while seen[row_id]:
@@ -202,13 +202,13 @@ def _row(found: Found, seen: Counter[str]) -> Row:
     return replace(row, id=row_id)
 
 
-def _name(found: Found, name: str) -> str:
+def _name(found: JsonObject, name: str) -> str:
     """Return what a column calls the row, if anything; some programs count them."""
     value = found.get(name)
-    return str(value) if type(value) in (int, float) else text_of(found, name, "")
+    return str(value) if type(value) in (int, float) else text_field(found, name, "")
 
 
-def _answered(turns: Sequence[Message], found: Found) -> Row:
+def _answered(turns: Sequence[Message], found: JsonObject) -> Row:
     if [turn.role for turn in turns[-2:]] != ["user", "assistant"]:
         raise PastaError("the conversation does not end with a user's message and its answer")
     *history, asked, answer = turns
@@ -217,7 +217,7 @@ def _answered(turns: Sequence[Message], found: Found) -> Row:
     return replace(row, id=derived_id(row))
 
 
-def _pair(found: Found) -> tuple[Row, Row]:
+def _pair(found: JsonObject) -> tuple[Row, Row]:
     turns = (judged_turns_of(found, name) for name in ("chosen", "rejected"))
     chosen, rejected = (_answered(one, found) for one in turns)
     if chosen.conversation != rejected.conversation:
@@ -225,7 +225,7 @@ def _pair(found: Found) -> tuple[Row, Row]:
     return replace(chosen, id=_name(found, "id") or chosen.id), rejected
 
 
-def _one_question(found: Found) -> str:
+def _one_question(found: JsonObject) -> str:
     turns = turns_of(found, answered=False)
     if [turn.role for turn in turns] != ["user"]:
         raise PastaError("the prompt is a conversation, not one user's message")

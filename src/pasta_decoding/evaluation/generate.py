@@ -48,7 +48,7 @@ class Job:
     load: Callable[[], Method]
 
 
-def generate(
+def answer_all(
     jobs: Sequence[Job],
     questions: Sequence[Question],
     out: Path,

@@ -48,7 +48,7 @@ OF_HF = ("hf", "lookup")
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class MethodChoice:
     """One --method: its name and adapter, and the label of its run folder."""
 
     name: str
@@ -56,9 +56,9 @@ class Chosen:
     label: str
 
 
-def choose(
+def choose_methods(
     texts: Sequence[str], model: Path | None = None, *, remote: bool = False
-) -> list[Chosen]:
+) -> list[MethodChoice]:
     """Read every --method. Raises PastaError for those that do not go together, or on servers."""
     base = named_base(model) or BASES[DEFAULT_MODEL]
     chosen = [_chosen(text, base) for text in texts]
@@ -75,17 +75,17 @@ def choose(
     return chosen
 
 
-def _chosen(text: str, base: BaseModel) -> Chosen:
+def _chosen(text: str, base: BaseModel) -> MethodChoice:
     name, given, adapter = text.partition("=")
     if name not in NAMES or (given and not adapter):
         raise PastaError(f"--method {text!r} is none of {', '.join(NAMES)}, or NAME=ADAPTER")
     if not given:
         if name == "apar":
             raise PastaError("no adapter of apar ships: name yours, --method apar=FOLDER")
-        return Chosen(name, base.adapter if name == "pasta" else base.baseline, name)
+        return MethodChoice(name, base.adapter if name == "pasta" else base.baseline, name)
     if adapter == NO_ADAPTER and name in TRAINED:
         raise PastaError(f"{name} needs an adapter")
-    return Chosen(name, adapter, f"{name}-{Path(adapter).name}")
+    return MethodChoice(name, adapter, f"{name}-{Path(adapter).name}")
 
 
 def make_method(name: str, decoder: Decoder, config: GenerationConfig) -> Method:

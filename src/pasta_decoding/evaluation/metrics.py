@@ -94,7 +94,7 @@ class Figures:
     interventions_per_token: float | None
 
 
-def figures(run: RunFolder, baseline: RunFolder) -> Figures:
+def measure_run(run: RunFolder, baseline: RunFolder) -> Figures:
     pairs = [(record, baseline.records[key]) for key, record in run.records.items()]
     records = list(run.records.values())
     answers = [record for record in records if record.error is None]

@@ -28,7 +28,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RunSummary:
     """One run."""
 
     run: RunFolder
@@ -41,23 +41,23 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class EvaluationReport:
     """Runs of the same prompts, the baseline first. `notes` names what is not in the figures."""
 
     baseline: RunFolder
-    lines: Sequence[Line]
+    lines: Sequence[RunSummary]
     notes: Sequence[str]
 
 
-def build(found: Sequence[RunFolder]) -> Report:
+def build_report(found: Sequence[RunFolder]) -> EvaluationReport:
     """Compute a report. Raises PastaError for runs that cannot be compared."""
     baseline = baseline_run(found)
     runs = [baseline, *(_alike(run, baseline) for run in found if run is not baseline)]
     lines = [
-        Line(run, metrics.figures(run, baseline), metrics.verdicts_of(run, baseline))
+        RunSummary(run, metrics.measure_run(run, baseline), metrics.verdicts_of(run, baseline))
         for run in runs
     ]
-    return Report(baseline, lines, list(_notes(lines)))
+    return EvaluationReport(baseline, lines, list(_notes(lines)))
 
 
 def baseline_run(runs: Sequence[RunFolder]) -> RunFolder:
@@ -92,7 +92,7 @@ def _alike(run: RunFolder, baseline: RunFolder) -> RunFolder:
     return replace(run, records={key: run.records[key] for key in baseline.records})
 
 
-def _notes(lines: Sequence[Line]) -> Iterator[str]:
+def _notes(lines: Sequence[RunSummary]) -> Iterator[str]:
     engine = lines[0].run.settings.get("engine")
     for line in lines:
         if (own := line.run.settings.get("engine")) != engine:
@@ -111,7 +111,7 @@ def _notes(lines: Sequence[Line]) -> Iterator[str]:
         yield "no win rates: run alpaca_eval on the model_outputs.json of two run folders"
 
 
-def numbers(report: Report) -> dict[str, Any]:
+def numbers(report: EvaluationReport) -> dict[str, Any]:
     return {
         "baseline": report.baseline.label,
         "prompts": len(report.baseline.records),
@@ -131,7 +131,7 @@ def numbers(report: Report) -> dict[str, Any]:
 # The page
 
 
-def render(report: Report) -> str:
+def render(report: EvaluationReport) -> str:
     """Return the page: one HTML file without scripts that needs no other and no network."""
     from jinja2 import Environment
     from markupsafe import Markup
@@ -166,7 +166,7 @@ def threads(record: Record) -> Iterator[tuple[str, str, str, int]]:
                 yield "sync", "", "sync", 0
 
 
-def plot(report: Report) -> str:
+def plot(report: EvaluationReport) -> str:
     """Draw speed against win rate, a point a run, as SVG; "" without win rates."""
     judged = [line for line in report.lines if line.verdicts.win_rates]
     if not judged:

@@ -23,7 +23,7 @@ from pasta_decoding.scheduling.scheduler import Activity
 from pasta_decoding.server import errors
 from pasta_decoding.server.errors import ApiError
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.settings import Load
+from pasta_decoding.server.settings import LoadLimits
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,9 @@ class Backend:
     unended:      answers that were taken in and have not ended.
     """
 
-    def __init__(self, load_decoder: Callable[[], Decoder], metrics: Metrics, load: Load) -> None:
+    def __init__(
+        self, load_decoder: Callable[[], Decoder], metrics: Metrics, load: LoadLimits
+    ) -> None:
         self.load, self.metrics, self._load_decoder = load, metrics, load_decoder
         self.decoder: Decoder | None = None
         self.unended, self.stopping = 0, False

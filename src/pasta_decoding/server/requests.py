@@ -24,13 +24,13 @@ from pasta_decoding.server.schema import Wire
 
 MAX_CHOICES = 16
 
-Text = Annotated[str, Field(min_length=1)]
+NonEmptyText = Annotated[str, Field(min_length=1)]
 Stops = Annotated[
-    list[Text],
+    list[NonEmptyText],
     Field(max_length=16),
     BeforeValidator(
         lambda stop: [stop] if isinstance(stop, str) else stop or [],
-        json_schema_input_type=Text | list[Text] | None,
+        json_schema_input_type=NonEmptyText | list[NonEmptyText] | None,
     ),
 ]
 Limit = Annotated[int, Field(ge=1, lt=2**31)]
@@ -213,9 +213,9 @@ class ChatRequest(AnswerRequest):
 
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Ids = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
-IdLists = Annotated[list[Ids], Field(min_length=1, max_length=MAX_CHOICES)]
+IdLists = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_CHOICES)]
 
 
 def _kind_of_prompt(prompt: object) -> str:
@@ -230,7 +230,7 @@ class CompletionRequest(AnswerRequest):
 
     prompt: Annotated[
         Annotated[str, Tag("one text")]
-        | Annotated[Ids, Tag("ids")]
+        | Annotated[TokenIds, Tag("ids")]
         | Annotated[Texts, Tag("texts")]
         | Annotated[IdLists, Tag("id lists")],
         Discriminator(_kind_of_prompt),

@@ -58,7 +58,7 @@ def _sent(kind: type) -> type[Wire]:
     return create_model(kind.__name__, __base__=Wire, __doc__=kind.__doc__, **own)
 
 
-Event: Any = Annotated[
+LiveEvent: Any = Annotated[
     Union[tuple(map(_sent, get_args(live.Event)))],  # noqa: UP007
     Field(discriminator="type"),
 ]
@@ -108,7 +108,7 @@ class ChatChunkChoice(Wire):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
-    pasta_events: list[Event] | None = Field(default=None, exclude_if=_is_none)
+    pasta_events: list[LiveEvent] | None = Field(default=None, exclude_if=_is_none)
 
 
 class AssistantMessage(Wire):
@@ -135,7 +135,7 @@ class TextChoice(Wire):
     text: str
     logprobs: TextLogprobs | None = None
     finish_reason: FinishReason | None = None
-    pasta_events: list[Event] | None = Field(default=None, exclude_if=_is_none)
+    pasta_events: list[LiveEvent] | None = Field(default=None, exclude_if=_is_none)
 
 
 class Envelope(Wire):

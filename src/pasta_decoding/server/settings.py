@@ -39,7 +39,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadLimits:
     """How much is done at the same time. `max_queue`: answers that wait; more are refused."""
 
     max_requests: Annotated[int, Option(min=1, help="Answers written at the same time.")] = 16

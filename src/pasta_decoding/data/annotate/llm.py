@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from pasta_decoding.data.annotate.base import AnnotatedRow, reject
-from pasta_decoding.data.endpoint import Endpoint, EndpointError, Message, chat, open_client
+from pasta_decoding.data.endpoint import Endpoint, EndpointError, EndpointMessage, chat, open_client
 from pasta_decoding.data.rows import Row, read_rows
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, read, show, strip, valid_tokens
@@ -95,7 +95,7 @@ def _difference(text: str, core: str) -> str:
     )
 
 
-Outcome = tuple[AnnotatedRow, EndpointError | None]
+RowOutcome = tuple[AnnotatedRow, EndpointError | None]
 """What became of a row, and why the endpoint did not answer if it did not."""
 
 
@@ -125,15 +125,15 @@ def by_endpoint(
     yield from unanswered
 
 
-async def _next(outcomes: AsyncIterator[Outcome]) -> Outcome | None:
+async def _next(outcomes: AsyncIterator[RowOutcome]) -> RowOutcome | None:
     return await anext(outcomes, None)
 
 
 async def _outcomes(
     endpoint: Endpoint, rows: Iterable[Row], count_tokens: Callable[[str], int]
-) -> AsyncIterator[Outcome]:
+) -> AsyncIterator[RowOutcome]:
     todo = iter(rows)
-    running: set[asyncio.Task[Outcome]] = set()
+    running: set[asyncio.Task[RowOutcome]] = set()
     async with open_client(endpoint) as client:
         ask = partial(chat, client, endpoint)
         while running := running | {
@@ -147,10 +147,10 @@ async def _outcomes(
 
 
 async def _annotate_row(
-    ask: Callable[[Sequence[Message], int], Awaitable[tuple[str, dict[str, int]]]],
+    ask: Callable[[Sequence[EndpointMessage], int], Awaitable[tuple[str, dict[str, int]]]],
     row: Row,
     count_tokens: Callable[[str], int],
-) -> Outcome:
+) -> RowOutcome:
     conversation = [*introduction(), _turn("user", _question(row))]
     room = _ROOM_FACTOR * count_tokens(row.response) + _ROOM_TOKENS
     cost: Counter[str] = Counter()
@@ -175,7 +175,7 @@ async def _annotate_row(
 
 
 @cache
-def introduction() -> tuple[Message, ...]:
+def introduction() -> tuple[EndpointMessage, ...]:
     """Return the beginning of every conversation: the guide, and the demonstrations as turns."""
     folder = Path(__file__).parent
     turns = [_turn("system", (folder / "guide.md").read_text(encoding="utf-8"))]
@@ -191,5 +191,5 @@ def _question(row: Row) -> str:
     return f"Question:\n\n{row.instruction}\n\nResponse:\n\n{response}"
 
 
-def _turn(role: str, content: str) -> Message:
+def _turn(role: str, content: str) -> EndpointMessage:
     return {"role": role, "content": content}

@@ -81,7 +81,7 @@ _PAST = re.compile(r"\b(?:was|were|had|said|felt|knew|came|went|looked|\w{3,}ed)
 _MARKED = re.compile(r"^[ \t]*(?:#{1,6}\s|[-*\u2022]\s|\d{1,3}[.)]\s|\*\*|\|)", re.M)
 
 
-Kind = Literal["blank", "heading", "item", "code", "table", "text"]
+BlockKind = Literal["blank", "heading", "item", "code", "table", "text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Block:
     body: where the text begins, behind marker or hashes.
     """
 
-    kind: Kind
+    kind: BlockKind
     start: int
     body: int
     end: int
