@@ -16,8 +16,8 @@ from pasta_decoding.api.opening import choose_engine, open_decoder
 from pasta_decoding.engines.llama import library
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.bases import DEFAULT_MODEL
+from pasta_decoding.models.checkpoint import read_checkpoint
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import find_adapter
 from pasta_decoding.models.pull import pull
@@ -220,7 +220,7 @@ def test_servers_get_an_adapter_that_knows_their_join() -> None:
         (EngineConfig(adapter="sequential"), "sequential", "kv"),
     ):
         assert settings.adapter_name == name
-        assert join in checkpoints.load(find_adapter(name)).joins
+        assert join in read_checkpoint(find_adapter(name)).joins
 
 
 def test_a_whole_model_is_named_once_as_either() -> None:

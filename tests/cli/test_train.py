@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pasta_decoding.models.checkpoint import load
+from pasta_decoding.models.checkpoint import read_checkpoint
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta
 
@@ -48,11 +48,11 @@ def test_an_adapter_says_how_it_was_trained_and_one_that_goes_on_from_it_says_th
     for number, start in enumerate(("run", "run/checkpoint-1")):
         out = tmp_path / f"next-{number}"
         assert train("--max-steps", "1", start=tmp_path / start, out=out).status == 0
-        checkpoint = load(out / "adapter")
+        checkpoint = read_checkpoint(out / "adapter")
         assert (checkpoint.scheme, checkpoint.topic) == ("reserve", "none")
         assert checkpoint.joins == ("text", "kv")
     assert train("--join", "kv", start=tmp_path / "run", out=tmp_path / "kv").status == 0
-    assert load(tmp_path / "kv" / "adapter").joins == ("kv",)
+    assert read_checkpoint(tmp_path / "kv" / "adapter").joins == ("kv",)
 
 
 @pytest.mark.parametrize(

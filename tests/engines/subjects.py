@@ -19,7 +19,7 @@ from pasta_decoding.engines.weights import ModelWeights
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import choose_tokens
 from pasta_decoding.models.gguf import write_gguf
-from pasta_decoding.models.load import Loaded
+from pasta_decoding.models.load import LoadedModel
 from tests.engines.oracle import Oracle, Recorder, by_script, dense
 from tests.scripted import ScriptedEngine, shuffled
 from tests.tiny import OPERATORS, TINY_MODELS, VOCABULARY
@@ -78,7 +78,7 @@ def llama_subject(name: str) -> Subject:
     return Subject(engine, dense(plain(name)))
 
 
-def speaking(model: PreTrainedModel) -> Loaded:
+def speaking(model: PreTrainedModel) -> LoadedModel:
     """Return a tiny model with a tokenizer and control tokens, as if it were a checkpoint."""
     words = [chr(ord("!") + n) for n in range(60)]
     backend = Tokenizer(models.BPE(vocab={word: n for n, word in enumerate(words)}, merges=[]))
@@ -87,7 +87,7 @@ def speaking(model: PreTrainedModel) -> Loaded:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
     control = choose_tokens(tokenizer)
     checkpoint = checkpoints.describe(model, tokenizer, control, name="tests/tiny")
-    return Loaded(model, tokenizer, checkpoint, frozenset({0}))
+    return LoadedModel(model, tokenizer, checkpoint, frozenset({0}))
 
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {

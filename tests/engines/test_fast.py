@@ -18,7 +18,7 @@ from pasta_decoding.engines.native import PACKED, NativeLinear, library
 from pasta_decoding.engines.weights import Linear, ModelWeights, stored
 from pasta_decoding.errors import PastaError
 from pasta_decoding.gguf_file import GgufFile, GgufTensor
-from pasta_decoding.models.checkpoint import Unloaded
+from pasta_decoding.models.checkpoint import ModelStub
 from pasta_decoding.models.gguf import read_config, write_gguf
 from tests.engines.oracle import Recorder, assert_equals_recompute, dense
 from tests.engines.subjects import fast, speaking
@@ -248,7 +248,7 @@ def test_a_file_is_the_model_that_it_was_written_from(
 ) -> None:
     write_gguf(speaking(TINY_MODELS[name]()), tmp_path / "x.gguf", float_type="F32")
     file = GgufFile(tmp_path / "x.gguf")
-    weights = ModelWeights(Unloaded(read_config(file), file.weights), file=file)
+    weights = ModelWeights(ModelStub(read_config(file), file.weights), file=file)
     record = Recorder(fast(weights, plain=plain))
     fork_join_go_on(record)
     assert_equals_recompute(record, dense(TINY_MODELS[name]()))

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from pasta_decoding.engines.base import FloatArray
-from pasta_decoding.models.checkpoint import Base, Checkpoint, choose_tokens
-from pasta_decoding.models.load import Loaded
+from pasta_decoding.models.checkpoint import BaseIdentity, Checkpoint, choose_tokens
+from pasta_decoding.models.load import LoadedModel
 from pasta_decoding.scheduling.decoder import LocalDecoder, decoder_over
 from tests.checkpoint import END, byte_tokenizer
 from tests.scripted import ScriptedEngine
@@ -38,8 +38,8 @@ def puppet(
 
     engine = ScriptedEngine(script, size, max_positions=max_positions, max_slots=max_slots)
     texts = {token: tokenizer.convert_ids_to_tokens(token) for token in control.ids}
-    checkpoint = Checkpoint(Base("puppet", "none", 1, 1, size, "0"), control, texts)
-    return decoder_over(engine, Loaded(None, tokenizer, checkpoint, frozenset({end})))
+    checkpoint = Checkpoint(BaseIdentity("puppet", "none", 1, 1, size, "0"), control, texts)
+    return decoder_over(engine, LoadedModel(None, tokenizer, checkpoint, frozenset({end})))
 
 
 def asked_and_written(text: str) -> tuple[str, str]:

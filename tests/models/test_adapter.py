@@ -12,9 +12,9 @@ from torch import nn
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.adapter import merge_adapter, read_added
+from pasta_decoding.models.adapter import merge_adapter, read_layer_updates
 from pasta_decoding.models.checkpoint import choose_tokens
-from pasta_decoding.models.load import Loaded, load_base
+from pasta_decoding.models.load import LoadedModel, load_base
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.lora import add_lora, save
 from tests.checkpoint import TinyCheckpoint, byte_tokenizer
@@ -31,7 +31,7 @@ def saved(model: Any, folder: Path, *, rank: int = 3) -> Path:
         for parameter in lora.parameters():
             if parameter.requires_grad:
                 parameter.data += 0.1 * torch.randn_like(parameter)
-    return save(Loaded(lora, tokenizer, record, frozenset()), folder)
+    return save(LoadedModel(lora, tokenizer, record, frozenset()), folder)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_merged_weights_are_those_of_peft_and_of_what_an_adapter_adds_apart(
     assert after.keys() == expected.keys()
     assert [name for name in after if not torch.equal(after[name], expected[name])] == []
     assert sum(not torch.equal(after[name], before[name]) for name in after) > 14
-    added = read_added(dict(untouched.named_parameters()), adapter)
+    added = read_layer_updates(dict(untouched.named_parameters()), adapter)
     linears = {key for key, one in untouched.named_modules() if isinstance(one, nn.Linear)}
     assert added.keys() == linears | {"model.embed_tokens"}
     for key, (down_RI, up_OR) in added.items():

@@ -13,14 +13,14 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.control import BUCKETS, ControlTokens
 from pasta_decoding.models.checkpoint import (
     FILE_NAME,
-    Base,
+    BaseIdentity,
     Checkpoint,
     add_missing_tokens,
     check_match,
     choose_tokens,
     describe,
-    load,
-    save,
+    read_checkpoint,
+    write_checkpoint,
 )
 from pasta_decoding.models.load import load_base
 from tests.checkpoint import byte_tokenizer
@@ -35,7 +35,7 @@ LLAMA3 = [f"<|reserved_special_token_{n}|>" for n in range(20)]
 GEMMA = [f"<unused{n}>" for n in range(99)]
 CONTROL = ControlTokens(1, {20: 5, 50: 6}, 2, 3, 4)
 CHECKPOINT = Checkpoint(
-    Base("some/base", "llama", 32, 2, 100, "0123456789abcdef"),
+    BaseIdentity("some/base", "llama", 32, 2, 100, "0123456789abcdef"),
     CONTROL,
     {token: f"<unused{token}>" for token in range(1, 7)},
 )
@@ -95,14 +95,14 @@ def test_a_model_without_room_for_added_tokens_grows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("topic", ["required", "none"])
 def test_a_record_comes_back_as_it_was_saved(topic: str, tmp_path: Path) -> None:
     checkpoint = replace(CHECKPOINT, topic=topic, joins=("kv", "text"))
-    save(checkpoint, tmp_path)
-    assert load(tmp_path) == checkpoint
+    write_checkpoint(checkpoint, tmp_path)
+    assert read_checkpoint(tmp_path) == checkpoint
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
 def refusal(folder: Path) -> PastaError:
     with pytest.raises(PastaError) as caught:
-        load(folder)
+        read_checkpoint(folder)
     return caught.value
 
 
@@ -150,7 +150,7 @@ BREAKS: list[tuple[Change, str]] = [
 def test_a_malformed_record_is_refused_and_says_why(
     change: Change, reason: str, tmp_path: Path
 ) -> None:
-    save(CHECKPOINT, tmp_path)
+    write_checkpoint(CHECKPOINT, tmp_path)
     path = tmp_path / FILE_NAME
     record = json.loads(path.read_text(encoding="utf-8"))
     change(record)

@@ -11,7 +11,7 @@ from gguf import GGUFReader
 from huggingface_hub import ModelCard
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.checkpoint import read_checkpoint
 from pasta_decoding.models.export import model_card
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import load_model
@@ -33,7 +33,7 @@ Words with a [link](../else.md) and an [address](https://example.org).
 
 @pytest.mark.parametrize("name", ["balanced", "sequential"])
 def test_the_card_of_a_shipped_adapters_export_is_one_that_the_hub_reads(name: str) -> None:
-    text = model_card(checkpoints.load(ADAPTERS / name), ADAPTERS / name)
+    text = model_card(read_checkpoint(ADAPTERS / name), ADAPTERS / name)
     card: Any = ModelCard(text)
     assert card.data.base_model == "HuggingFaceTB/SmolLM2-135M-Instruct"
     assert (card.data.license, card.data.language) == ("apache-2.0", ["en"])
@@ -47,7 +47,7 @@ def test_the_card_of_a_shipped_adapters_export_is_one_that_the_hub_reads(name: s
 
 
 def test_a_card_keeps_what_the_adapters_own_says(tmp_path: Path) -> None:
-    checkpoint = checkpoints.load(ADAPTERS / "balanced")
+    checkpoint = read_checkpoint(ADAPTERS / "balanced")
     (tmp_path / "README.md").write_text(OWN, encoding="utf-8")
     text = model_card(checkpoint, tmp_path)
     said: Any = ModelCard(text).data
@@ -67,7 +67,7 @@ def test_a_card_keeps_what_the_adapters_own_says(tmp_path: Path) -> None:
 def test_broken_metadata_are_told_with_their_file(front: str, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(f"---\n{front}\n---\n\n# x\n", encoding="utf-8")
     with pytest.raises(PastaError, match=r"README\.md cannot be read: "):
-        model_card(checkpoints.load(ADAPTERS / "balanced"), tmp_path)
+        model_card(read_checkpoint(ADAPTERS / "balanced"), tmp_path)
 
 
 def test_a_gguf_names_what_must_not_be_sampled(

@@ -28,7 +28,7 @@ from pasta_decoding.gguf_file import GgufFile, GgufTensor
 from pasta_decoding.models.checkpoint import GGUF_KEY, choose_tokens, describe
 from pasta_decoding.models.export import cached_name, export_gguf, export_hf
 from pasta_decoding.models.gguf import has_translation, read_config, read_tokenizer, write_gguf
-from pasta_decoding.models.load import Loaded, eos_ids, load_gguf, load_model
+from pasta_decoding.models.load import LoadedModel, eos_ids, load_gguf, load_model
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.models.template import Message
 from tests.checkpoint import END_ID, TinyCheckpoint, byte_tokenizer, make_adapter, make_base
@@ -39,7 +39,7 @@ from tests.tiny import TINY_MODELS, tiny_llama
 
 
 @pytest.fixture(scope="module")
-def loaded(tiny_checkpoint: TinyCheckpoint) -> Loaded:
+def loaded(tiny_checkpoint: TinyCheckpoint) -> LoadedModel:
     return load_model(tiny_checkpoint.base, tiny_checkpoint.adapter)
 
 
@@ -100,11 +100,11 @@ TALK = [Message("user", "Why? <|im_end|>"), Message("assistant", "b"), Message("
 
 def written(
     model: Any, path: Path, tokenizer: Any, ends: Collection[int] = (), float_type: str = "F32"
-) -> Loaded:
+) -> LoadedModel:
     """Write a model with a tokenizer to `path`; return what was written."""
     control = choose_tokens(tokenizer)
     checkpoint = describe(model, tokenizer, control, name="tests/tiny")
-    loaded = Loaded(model, tokenizer, checkpoint, frozenset({tokenizer.eos_token_id, *ends}))
+    loaded = LoadedModel(model, tokenizer, checkpoint, frozenset({tokenizer.eos_token_id, *ends}))
     write_gguf(loaded, path, float_type=float_type)
     return loaded
 
@@ -185,7 +185,7 @@ def test_a_foreign_file_is_a_base_model_for_an_adapter(
 
 
 def test_an_adapter_of_another_base_or_beside_another_is_refused(
-    foreign: Path, loaded: Loaded, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+    foreign: Path, loaded: LoadedModel, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     other = make_adapter(make_base(tmp_path / "base", seed=1), tmp_path / "other")
     with pytest.raises(PastaError, match=r"was trained on tests/tiny-llama \(norms_sha256"):
@@ -200,7 +200,7 @@ def test_the_templates_end_counts_beside_the_one_that_the_file_names(
 ) -> None:
     base = load_model(tiny_checkpoint.base, None)
     path = tmp_path / "x.gguf"
-    write_gguf(Loaded(base.model, base.tokenizer, base.checkpoint, frozenset({256})), path)
+    write_gguf(LoadedModel(base.model, base.tokenizer, base.checkpoint, frozenset({256})), path)
     found = load_gguf(GgufFile(path), path)
     assert found.eos_ids == eos_ids([256], found.tokenizer) == {256, found.end} == {256, END_ID}
 
@@ -279,7 +279,7 @@ def test_a_number_format_that_cannot_be_read_is_named() -> None:
 
 @pytest.mark.parametrize("file_type", ["F16", "BF16"])
 def test_matrices_are_halved_and_vectors_stay(
-    file_type: str, loaded: Loaded, tmp_path: Path
+    file_type: str, loaded: LoadedModel, tmp_path: Path
 ) -> None:
     path = tmp_path / "tiny.gguf"
     write_gguf(loaded, path, float_type=file_type)
@@ -321,7 +321,7 @@ def test_what_has_no_translation_is_refused_and_leaves_nothing(
 
 
 def test_a_merged_folder_needs_no_base_and_may_be_read_by_whom_its_maker_allows(
-    loaded: Loaded, tmp_path: Path
+    loaded: LoadedModel, tmp_path: Path
 ) -> None:
     before = os.umask(0o027)
     try:

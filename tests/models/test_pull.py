@@ -20,7 +20,7 @@ from pasta_decoding.models import pull as pulling
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, default_cache, kept, model_path
 from pasta_decoding.models.checkpoint import choose_tokens
 from pasta_decoding.models.gguf import write_gguf
-from pasta_decoding.models.load import Loaded, load_gguf, load_model
+from pasta_decoding.models.load import LoadedModel, load_gguf, load_model
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.models.pull import HUB_FILES, OLD_WEIGHTS, fetch_wheels, find_base, pull
 from pasta_decoding.models.template import Message
@@ -101,7 +101,9 @@ def test_an_adapter_of_one_copy_of_a_model_fits_the_others(tmp_path: Path) -> No
     checkpoint = checkpoints.describe(
         hub, tokenizer, choose_tokens(byte_tokenizer([end])), name="x"
     )
-    write_gguf(Loaded(rounded, tokenizer, checkpoint, frozenset({END_ID})), gguf, float_type="F32")
+    write_gguf(
+        LoadedModel(rounded, tokenizer, checkpoint, frozenset({END_ID})), gguf, float_type="F32"
+    )
     key = checkpoints.GGUF_KEY.encode()
     gguf.write_bytes(gguf.read_bytes().replace(key, b"x" * len(key)))
     prompt = torch.tensor([[*b"Why?", *control]])

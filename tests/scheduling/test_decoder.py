@@ -8,7 +8,7 @@ import pytest
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SCHEMES
-from pasta_decoding.models.load import Loaded
+from pasta_decoding.models.load import LoadedModel
 from pasta_decoding.scheduling.decoder import LocalDecoder, decoder_over
 from tests.engines.subjects import speaking
 from tests.scripted import ScriptedEngine, shuffled
@@ -21,7 +21,7 @@ class Strict(ScriptedEngine):
     free_positions = False
 
 
-def loaded_for(**changes: Any) -> Loaded:
+def loaded_for(**changes: Any) -> LoadedModel:
     loaded = speaking(tiny_llama())
     return replace(loaded, checkpoint=replace(loaded.checkpoint, **changes))
 

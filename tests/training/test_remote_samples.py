@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.checkpoint import read_checkpoint
 from pasta_decoding.models.load import load_base, load_model
 from pasta_decoding.training.preference import PreferenceRun
 from pasta_decoding.training.sample import sample_answers
@@ -83,7 +83,11 @@ def test_a_round_trains_what_a_server_sampled_with_the_adapter_that_it_held(
     training, fake = run
     adapter, calls = training.train(PROMPTS), fake.calls
     first = losses(training.out / "round-1" / "train")[0]
-    assert (first["gap"], first["drift"], checkpoints.load(adapter).joins) == (0, 0, ("text",))
+    assert (first["gap"], first["drift"], read_checkpoint(adapter).joins) == (
+        0,
+        0,
+        ("text",),
+    )
     names = [name for _, name in calls]
     assert calls == list(zip(["load", "unload"] * 2, names, strict=True))
     assert [name.rpartition("-")[0] for name in names[::2]] == ["run-baseline", "run-round-1"]

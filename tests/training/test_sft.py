@@ -16,6 +16,7 @@ from pasta_decoding.data.rows import Row
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.measures import tokens_per_step
 from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.checkpoint import read_checkpoint
 from pasta_decoding.models.load import load_base, load_model
 from pasta_decoding.models.template import Message
 from pasta_decoding.training.sft import trial_line
@@ -41,7 +42,7 @@ def test_a_finished_run_has_learnt_and_holds_settings_metrics_and_the_adapter(
     assert str(tiny_checkpoint.base) not in written
     # Each checkpoint can be decoded with.
     loaded = load_model(tiny_checkpoint.base, finished / "checkpoint-5")
-    assert loaded.checkpoint == checkpoints.load(finished / "adapter")
+    assert loaded.checkpoint == read_checkpoint(finished / "adapter")
 
 
 def test_a_killed_run_goes_on_to_the_same_losses_and_the_same_adapter(

@@ -23,8 +23,8 @@ from pasta_decoding.lang.layout import (
     lay_out,
 )
 from pasta_decoding.lang.tree import Span, read, show
-from pasta_decoding.models.checkpoint import Base, Checkpoint, choose_tokens
-from pasta_decoding.models.load import Loaded, load_base
+from pasta_decoding.models.checkpoint import BaseIdentity, Checkpoint, choose_tokens
+from pasta_decoding.models.load import LoadedModel, load_base
 from pasta_decoding.models.template import Message
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.sft import (
@@ -42,8 +42,8 @@ from tests.training.tiny_runs import CONFIG, ROWS, chunk
 
 TOKENIZER = byte_tokenizer()
 TOKENS = choose_tokens(TOKENIZER)
-RECORD = Checkpoint(Base("tiny", "llama", 1, 1, 1, ""), TOKENS, {})
-LOADED = Loaded(None, TOKENIZER, RECORD, frozenset({END_ID}))
+RECORD = Checkpoint(BaseIdentity("tiny", "llama", 1, 1, 1, ""), TOKENS, {})
+LOADED = LoadedModel(None, TOKENIZER, RECORD, frozenset({END_ID}))
 
 # Rows
 

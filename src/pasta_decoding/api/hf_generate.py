@@ -23,7 +23,7 @@ from pasta_decoding.lang.layout import ChunkRun, Run
 
 if TYPE_CHECKING:
     from pasta_decoding.answer.record import Answer
-    from pasta_decoding.models.load import Loaded
+    from pasta_decoding.models.load import LoadedModel
     from pasta_decoding.scheduling.decoder import LocalDecoder
 
 _UNDERSTOOD = {
@@ -169,11 +169,12 @@ def _decoder(model: Any, tokenizer: Any, config: Any, inputs: Any) -> Iterator[L
             module.training = training
 
 
-def _loaded(model: Any, tokenizer: Any, config: Any) -> Loaded:
+def _loaded(model: Any, tokenizer: Any, config: Any) -> LoadedModel:
     """Return a model of transformers as one of ours, if `pasta export` wrote it."""
     from transformers.utils.hub import cached_file
 
     from pasta_decoding.models import checkpoint as checkpoints
+    from pasta_decoding.models.checkpoint import read_checkpoint
     from pasta_decoding.models.load import checked, eos_ids
     from pasta_decoding.models.pretrained import load_tokenizer
 
@@ -190,7 +191,7 @@ def _loaded(model: Any, tokenizer: Any, config: Any) -> Loaded:
     folder = Path(found).parent
     tokenizer = load_tokenizer(folder) if tokenizer is None else tokenizer
     ends = eos_ids(config.eos_token_id, tokenizer)
-    return checked(model, tokenizer, ends, checkpoints.load(folder), name)
+    return checked(model, tokenizer, ends, read_checkpoint(folder), name)
 
 
 def _plain_ids(decoder: LocalDecoder, answer: Answer) -> list[int]:

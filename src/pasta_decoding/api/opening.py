@@ -18,8 +18,8 @@ from pasta_decoding.errors import PastaError, errors_as, require
 from pasta_decoding.files import writable
 from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.lang.positions import scheme_named
-from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.bases import default_cache
+from pasta_decoding.models.checkpoint import read_checkpoint
 from pasta_decoding.models.load import load_gguf, load_model, native_dtype
 from pasta_decoding.models.pretrained import load_config
 from pasta_decoding.scheduling.decoder import Decoder, LocalDecoder, decoder_over
@@ -201,7 +201,7 @@ def llama_can_run(files: ModelFiles) -> bool:
         library()
         if files.is_gguf and adapter in (None, files.base):
             return True
-        known = adapter is None or scheme_named(checkpoints.load(adapter).scheme).consecutive
+        known = adapter is None or scheme_named(read_checkpoint(adapter).scheme).consecutive
         return known and (files.is_gguf or has_translation(files.base))
     except PastaError:  # loading reports a broken checkpoint
         return False

@@ -16,7 +16,7 @@ from pasta_decoding.data.rows import Question, Row, question_of, read_pairs, rea
 from pasta_decoding.errors import PastaError, errors_as, require
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.bases import named_base
-from pasta_decoding.models.checkpoint import load
+from pasta_decoding.models.checkpoint import read_checkpoint
 from pasta_decoding.models.load import NO_ADAPTER, find_adapter
 from pasta_decoding.models.pull import find_base
 from pasta_decoding.training.config import (
@@ -128,7 +128,7 @@ def settings_of_start(found: dict[str, Any]) -> dict[str, Any]:
     if found.get("start") is None:
         return {}
     folder = find_adapter(found["start"])
-    found["start"], start = str(folder), load(folder)
+    found["start"], start = str(folder), read_checkpoint(folder)
     with errors_as(f"{folder} was trained for a join that this version does not know", ValueError):
         joins = tuple(map(Joining, start.joins))
     own = {"scheme": start.scheme, "topic": start.topic, "joins": joins}

@@ -26,9 +26,9 @@ _ROWS = ".token_adapter.trainable_tokens_delta"
 _FOREIGN = ("use_dora", "fan_in_fan_out", "layer_replication", "rank_pattern", "alpha_pattern",
             "alora_invocation_tokens", "target_parameters")  # fmt: skip
 
-Added = dict[str, tuple["Tensor", "Tensor"]]
+LayerUpdates = dict[str, tuple["Tensor", "Tensor"]]
 """What is added to the weights of layers, by their names: down_RI and up_OR, for up @ down."""
-Rows = dict[str, tuple[list[int], "Tensor"]]
+TokenRows = dict[str, tuple[list[int], "Tensor"]]
 """Tokens, and the rows [T, I] that replace theirs in a table, by the table's name."""
 
 
@@ -57,7 +57,7 @@ def merge_adapter(model: Any, folder: Path) -> Any:
     return model
 
 
-def read_added(weights: Mapping[str, Any], folder: Path) -> Added:
+def read_layer_updates(weights: Mapping[str, Any], folder: Path) -> LayerUpdates:
     """Return what the adapter adds to the layers of a model with these weights, by their names.
 
     weights: tensors, or weights of a GGUF file; without `lm_head` the head is tied.
@@ -88,7 +88,7 @@ def _check_shape(layer: str, pair: tuple[Tensor, Tensor], weight: Any) -> None:
         raise ValueError(f"{layer} has another shape")
 
 
-def _read_adapter(folder: Path) -> tuple[Added, Rows]:
+def _read_adapter(folder: Path) -> tuple[LayerUpdates, TokenRows]:
     """Read an adapter of the kind that Pasta trains; LoRA's scale is in `up`."""
     from safetensors.torch import load_file
 

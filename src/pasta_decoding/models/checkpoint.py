@@ -25,7 +25,7 @@ _KEYS = {"control": "binding"}
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BaseIdentity:
     """What tells one base model from another.
 
     norms_sha256: digest of all norm weights in bfloat16. Quantisers leave norms alone, so every
@@ -53,7 +53,7 @@ class Checkpoint:
     token_texts: id -> the text of that token in the tokenizer, to notice a foreign vocabulary.
     """
 
-    base: Base
+    base: BaseIdentity
     control: ControlTokens
     token_texts: Mapping[int, str]
     scheme: str = "shared-max"
@@ -90,8 +90,11 @@ def _add_tokens(tokenizer: Any, texts: list[str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Unloaded:
-    """Stands for a model whose weights are not read, or not here: `describe_base` takes it."""
+class ModelStub:
+    """The config and the weights by name of a model that is not built, for `describe_base`.
+
+    weights: tensors, or weights of a GGUF file; empty where there are none.
+    """
 
     config: Any
     weights: Mapping[str, Any]
@@ -100,7 +103,7 @@ class Unloaded:
         return self.weights.items()
 
 
-def describe_base(model: Any, name: str) -> Base:
+def describe_base(model: Any, name: str) -> BaseIdentity:
     """Return the identity of a base model, before an adapter is put on it.
 
     Norms are all of them; embeddings some rows of the second quarter, where no control token is.
@@ -112,7 +115,7 @@ def describe_base(model: Any, name: str) -> Base:
     norms = [weights[name][:] for name in sorted(weights) if name.endswith("norm.weight")]
     rows = [table[size // 4 : size // 2 : 64] for name, table in weights.items()
             if name.endswith("embed_tokens.weight")]  # fmt: skip
-    return Base(
+    return BaseIdentity(
         name=name,
         model_type=config.model_type,
         hidden_size=text.hidden_size,
@@ -141,7 +144,7 @@ def to_json(checkpoint: Checkpoint) -> str:
     return json.dumps(record, indent=2) + "\n"
 
 
-def save(checkpoint: Checkpoint, folder: Path) -> None:
+def write_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
     """Write `pasta.json` into `folder`, whole or not at all; give the weights its file mode.
 
     Safetensors 0.8 writes weights for their owner only (safetensors/safetensors issue 782).
@@ -153,7 +156,7 @@ def save(checkpoint: Checkpoint, folder: Path) -> None:
         shutil.copymode(target, weights)
 
 
-def load(folder: Path) -> Checkpoint:
+def read_checkpoint(folder: Path) -> Checkpoint:
     """Read `pasta.json`. Raises PastaError if it is missing, broken or of another version."""
     path = folder / FILE_NAME
     if not path.is_file():
@@ -164,7 +167,10 @@ def load(folder: Path) -> Checkpoint:
 
 
 def from_json(text: str, source: str) -> Checkpoint:
-    """Read the text of a `pasta.json` found in `source`. Raises PastaError as `load` does."""
+    """Parse the text of a `pasta.json`; error messages name `source`.
+
+    Raises PastaError as `read_checkpoint` does.
+    """
     with errors_as(f"{source} cannot be read", ValueError, RecursionError):
         record = json.loads(text)
     version = record.get("format_version") if isinstance(record, dict) else None
@@ -184,7 +190,7 @@ def check_match(checkpoint: Checkpoint, model: Any, tokenizer: Any) -> str | Non
     Raises PastaError, naming the difference, unless it was trained on this model at all.
     """
     ours, theirs = checkpoint.base, describe_base(model, checkpoint.base.name)
-    for field in fields(Base):
+    for field in fields(BaseIdentity):
         want, have = getattr(ours, field.name), getattr(theirs, field.name)
         if have not in (want, "") and field.name != "embeddings_sha256":
             raise PastaError(
@@ -231,7 +237,7 @@ def _checkpoint(record: dict[str, Any]) -> Checkpoint:
     }
     if broken := [rule for rule, holds in rules.items() if not holds]:
         raise ValueError(broken[0])
-    base = Base(**record["base"])
+    base = BaseIdentity(**record["base"])
     return Checkpoint(base, control, texts, scheme, tuple(joins), topic, eagerness)
 
 

@@ -19,9 +19,9 @@ from tempfile import TemporaryDirectory
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import written_whole
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.checkpoint import Checkpoint
+from pasta_decoding.models.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from pasta_decoding.models.gguf import FLOAT_TYPES, write_gguf
-from pasta_decoding.models.load import Loaded
+from pasta_decoding.models.load import LoadedModel
 
 # Raised when the same checkpoint gives another file, so that older ones in the cache are not used.
 FORMAT = 1
@@ -36,7 +36,7 @@ _TAGS = ("pasta-decoding", "parallel-decoding", RECIPE)
 _RELATIVE_LINK = re.compile(r"\[([^\]]*)\]\((?!https?://|#)[^)]*\)")
 
 
-def export_gguf(loaded: Loaded, target: Path, file_type: str, *, quantize: Quantize) -> None:
+def export_gguf(loaded: LoadedModel, target: Path, file_type: str, *, quantize: Quantize) -> None:
     """Write a merged checkpoint as one GGUF file, whole or not at all.
 
     Raises PastaError for a number format that the model's shapes do not allow: llama.cpp would
@@ -61,7 +61,7 @@ def export_gguf(loaded: Loaded, target: Path, file_type: str, *, quantize: Quant
             quantize(plain, partial, file_type)
 
 
-def export_hf(loaded: Loaded, target: Path, *, adapter: Path | None = None) -> None:
+def export_hf(loaded: LoadedModel, target: Path, *, adapter: Path | None = None) -> None:
     """Write a merged checkpoint as a Hugging Face folder, `pasta.json` and model card included.
 
     adapter: the folder that was merged in, whose own card has the figures, the data, the licence.
@@ -79,7 +79,7 @@ def cached_name(base: Path, adapter: Path | None, form: str) -> str:
     It has no suffix yet. `form` is its number format and whatever else sets it apart.
     """
     if adapter is not None:
-        checkpoints.load(adapter)  # what is no checkpoint is refused first
+        read_checkpoint(adapter)  # what is no checkpoint is refused first
     digest = hashlib.sha256(f"{FORMAT} {form}".encode())
     for one in (base,) if adapter is None else (adapter, base):
         kinds = ("*.safetensors", "*.bin", "*.json")
@@ -99,7 +99,7 @@ def _written_whole(target: Path) -> Iterator[Path]:
             yield partial
 
 
-def write_beside_weights(loaded: Loaded, folder: Path, adapter: Path | None = None) -> None:
+def write_beside_weights(loaded: LoadedModel, folder: Path, adapter: Path | None = None) -> None:
     """Write all but the weights of a merged checkpoint: tokenizer, settings, card, `pasta.json`.
 
     adapter: the folder of what was merged in, if that has a card.
@@ -113,7 +113,7 @@ def write_beside_weights(loaded: Loaded, folder: Path, adapter: Path | None = No
     (folder / RECIPE).mkdir()
     shutil.copyfile(Path(__file__).with_name(f"{RECIPE}.txt"), folder / RECIPE / "generate.py")
     (folder / RECIPE / "requirements.txt").write_text("pasta-decoding\n", encoding="utf-8")
-    checkpoints.save(checkpoints.describe_merged(loaded.model, loaded.checkpoint), folder)
+    write_checkpoint(checkpoints.describe_merged(loaded.model, loaded.checkpoint), folder)
 
 
 def model_card(checkpoint: Checkpoint, adapter: Path | None = None) -> str:

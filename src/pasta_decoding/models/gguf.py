@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.gguf_file import WIDTHS, module_names, refuse_unread
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.load import Loaded
+from pasta_decoding.models.load import LoadedModel
 from pasta_decoding.models.pretrained import load_config
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _WORDS = (
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
-def write_gguf(loaded: Loaded, path: Path, *, float_type: str = "F16") -> None:
+def write_gguf(loaded: LoadedModel, path: Path, *, float_type: str = "F16") -> None:
     """Write a merged checkpoint to `path`. `float_type`: F32, F16 or BF16; vectors stay F32.
 
     Raises PastaError for an architecture or tokenizer that has no translation here. The file is
@@ -129,7 +129,7 @@ def _untranslated(what: str, known: Iterable[str]) -> PastaError:
     return PastaError(f"cannot export {what} to GGUF, only {', '.join(known)}", hint="--to hf")
 
 
-def _add_vocabulary(writer: GGUFWriter, loaded: Loaded) -> None:
+def _add_vocabulary(writer: GGUFWriter, loaded: LoadedModel) -> None:
     tokenizer, size = loaded.tokenizer, loaded.model.config.vocab_size
     description = json.loads(tokenizer.backend_tokenizer.to_str())
     model = description["model"]

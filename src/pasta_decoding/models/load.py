@@ -11,14 +11,15 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.files import sha256
 from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.adapter import Added, merge_adapter, read_added
+from pasta_decoding.models.adapter import LayerUpdates, merge_adapter, read_layer_updates
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL
 from pasta_decoding.models.checkpoint import (
     FILE_NAME,
     Checkpoint,
-    Unloaded,
+    ModelStub,
     add_missing_tokens,
     choose_tokens,
+    read_checkpoint,
 )
 from pasta_decoding.models.pretrained import errors_of, from_pretrained, load_config, load_tokenizer
 from pasta_decoding.models.template import template_end
@@ -33,10 +34,10 @@ _SHIPPED = (_PACKAGE / "adapters", _PACKAGE.parents[1] / "adapters")
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedModel:
     """A model with its adapter merged in, float32 by default, and its tokenizer.
 
-    model: an `Unloaded` where an engine loads the weights itself.
+    model: an `ModelStub` where an engine loads the weights itself.
     eos_ids: ids that end an answer.
     warning: what a user should know of this pair of model and adapter; None if there is nothing.
     added: what an adapter adds to layers, where it is not merged.
@@ -47,7 +48,7 @@ class Loaded:
     checkpoint: Checkpoint
     eos_ids: frozenset[int]
     warning: str | None = None
-    added: Added = field(default_factory=dict)
+    added: LayerUpdates = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -91,7 +92,7 @@ def base_name(adapter: Path | None) -> str:
     if adapter is None:
         return DEFAULT_MODEL
     if adapter.suffix != ".gguf":
-        hub = checkpoints.load(adapter).base.name
+        hub = read_checkpoint(adapter).base.name
     else:
         own = GgufFile(adapter).fields.get(checkpoints.GGUF_KEY)
         hub = str(adapter) if own is None else checkpoints.from_json(own, "").base.name
@@ -142,7 +143,7 @@ def native_dtype(device: str) -> str:
 
 def load_base(
     base: Path, adapter: Path | None = None, *, dtype: str = "float32", **settings: Any
-) -> Loaded:
+) -> LoadedModel:
     """Load a base model with room for the tokens of an adapter, which is not put on it yet.
 
     adapter:  a whole model takes the place of the base. Without one the control tokens are there
@@ -166,7 +167,7 @@ def load_base(
         model = from_pretrained(kind, source, None, settings)
         model.name_or_path = model.config.name_or_path = ""  # peft looks "None" up on the hub
         return replace(read, model=model, added={})
-    record = None if adapter is None else checkpoints.load(adapter)  # refused before weights load
+    record = None if adapter is None else read_checkpoint(adapter)  # refused before weights load
     tokenizer = load_tokenizer(source)
     settings["config"] = load_config(source)
     model = from_pretrained(transformers.AutoModelForCausalLM, source, source, settings)
@@ -178,7 +179,7 @@ def load_base(
     return loaded
 
 
-def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> Loaded:
+def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> LoadedModel:
     """Load a model and merge its adapter."""
     import torch
 
@@ -191,7 +192,7 @@ def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> L
     return loaded
 
 
-def load_gguf(file: GgufFile, adapter: Path | None) -> Loaded:
+def load_gguf(file: GgufFile, adapter: Path | None) -> LoadedModel:
     """Read all of a GGUF but its weights, which stay in the file, and what an adapter adds to them.
 
     adapter: the file's own path if `pasta export` wrote it, with its adapter in it.
@@ -199,21 +200,23 @@ def load_gguf(file: GgufFile, adapter: Path | None) -> Loaded:
     from pasta_decoding.models.gguf import read_config, read_ends, read_tokenizer
 
     path, own = file.path, file.fields.get(checkpoints.GGUF_KEY)
-    model, tokenizer = Unloaded(read_config(file), file.weights), read_tokenizer(file)
+    model, tokenizer = ModelStub(read_config(file), file.weights), read_tokenizer(file)
     if own is not None and adapter != path:
         raise PastaError(f"{path} holds an adapter already: name no other one beside it")
     apart, ends = None if adapter == path else adapter, eos_ids(read_ends(file), tokenizer)
     if own is not None:
-        loaded = Loaded(model, tokenizer, checkpoints.from_json(own, str(path)), ends)
+        loaded = LoadedModel(model, tokenizer, checkpoints.from_json(own, str(path)), ends)
     else:
-        record = None if apart is None else checkpoints.load(apart)
+        record = None if apart is None else read_checkpoint(apart)
         loaded = checked(model, tokenizer, ends, record, path.stem)
     if max(loaded.checkpoint.control.ids) >= model.config.vocab_size:
         raise PastaError(f"{path} has no spare tokens, which the language's tags need")
-    return loaded if apart is None else replace(loaded, added=read_added(file.weights, apart))
+    return (
+        loaded if apart is None else replace(loaded, added=read_layer_updates(file.weights, apart))
+    )
 
 
-def load_metadata(base: Path, adapter: Path | None) -> Loaded:
+def load_metadata(base: Path, adapter: Path | None) -> LoadedModel:
     """Load all but the weights; the config counts the adapter's added tokens.
 
     It cannot check which model a server has. `adapter` is `base` itself for a whole model.
@@ -222,13 +225,13 @@ def load_metadata(base: Path, adapter: Path | None) -> Loaded:
 
     if base.suffix == ".gguf":
         return load_gguf(GgufFile(base), adapter)
-    record = None if adapter is None else checkpoints.load(adapter)
+    record = None if adapter is None else read_checkpoint(adapter)
     tokenizer, config = load_tokenizer(base), load_config(base)
     with errors_of("settings", base):
         has_own = (base / "generation_config.json").is_file()
         settings = GenerationConfig.from_pretrained(base) if has_own else config
     ends = eos_ids(settings.eos_token_id, tokenizer)
-    loaded = checked(Unloaded(config, {}), tokenizer, ends, record, base.name)
+    loaded = checked(ModelStub(config, {}), tokenizer, ends, record, base.name)
     if adapter is not None:  # a base model that is served as it is has no tokens added
         config.vocab_size = max(config.vocab_size, max(loaded.checkpoint.control.ids) + 1)
     return loaded
@@ -236,15 +239,15 @@ def load_metadata(base: Path, adapter: Path | None) -> Loaded:
 
 def checked(
     model: Any, tokenizer: Any, ends: frozenset[int], record: Checkpoint | None, name: str
-) -> Loaded:
+) -> LoadedModel:
     """Let the tokenizer learn the control tokens. Raises PastaError for another model's record."""
     if record is None:
         control = choose_tokens(tokenizer)
         described = checkpoints.describe(model, tokenizer, control, name=name)
-        return Loaded(model, tokenizer, replace(described, joins=()), ends)
+        return LoadedModel(model, tokenizer, replace(described, joins=()), ends)
     add_missing_tokens(tokenizer, record.token_texts)
     warning = checkpoints.check_match(record, model, tokenizer)
-    return Loaded(model, tokenizer, record, ends, warning)
+    return LoadedModel(model, tokenizer, record, ends, warning)
 
 
 def eos_ids(named: Any, tokenizer: Any) -> frozenset[int]:

@@ -13,7 +13,7 @@ from pasta_decoding.engines.base import Engine
 from pasta_decoding.errors import TOO_LONG, PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SHARED_MAX, Scheme, scheme_named
-from pasta_decoding.models.load import Loaded
+from pasta_decoding.models.load import LoadedModel
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.models.template import Message
 from pasta_decoding.scheduling.asking import ask, run_all
@@ -121,7 +121,7 @@ class Decoder:
 
 
 def decoder_fields(
-    loaded: Loaded, vocabulary_size: int, wanted: Joining | None, able: Sequence[Joining]
+    loaded: LoadedModel, vocabulary_size: int, wanted: Joining | None, able: Sequence[Joining]
 ) -> dict[str, Any]:
     """Return the fields of a `Decoder`: with the join `wanted`, else the first that both sides can.
 
@@ -183,7 +183,9 @@ def answer_of(scheduler: Scheduler, request: Request) -> Answer:
     return answer
 
 
-def decoder_over(engine: Engine, loaded: Loaded, joining: Joining | None = None) -> LocalDecoder:
+def decoder_over(
+    engine: Engine, loaded: LoadedModel, joining: Joining | None = None
+) -> LocalDecoder:
     """Return a decoder for a loaded checkpoint on an engine.
 
     Raises PastaError if the engine cannot decode as the checkpoint was trained.

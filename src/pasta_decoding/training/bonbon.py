@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pasta_decoding.data.rows import Row
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.models.load import Loaded
+from pasta_decoding.models.load import LoadedModel
 from pasta_decoding.training.config import PreferenceConfig, SftConfig
 from pasta_decoding.training.loop import share_of
 from pasta_decoding.training.run import tracked
@@ -85,7 +85,10 @@ def answer_logprobs(logprobs: Sequence[Tensor], example: Example) -> list[Tensor
 
 
 def lay_out_pairs(
-    samples: Sequence[Sample], pairs: Sequence[PreferencePair], joining: Joining, loaded: Loaded
+    samples: Sequence[Sample],
+    pairs: Sequence[PreferencePair],
+    joining: Joining,
+    loaded: LoadedModel,
 ) -> list[Example]:
     """Lay the pairs out; the best promise the lengths that their chunks came to."""
     checkpoint, control = loaded.checkpoint, loaded.checkpoint.control
@@ -103,7 +106,7 @@ def lay_out_pairs(
 
 
 def compile_pairs(
-    pairs: Sequence[tuple[Row, Row]], config: PreferenceConfig, loaded: Loaded
+    pairs: Sequence[tuple[Row, Row]], config: PreferenceConfig, loaded: LoadedModel
 ) -> list[Example]:
     """Lay out pairs of written answers: a chosen and a rejected one are the best and worst of 2."""
     checkpoint: Any = loaded.checkpoint

@@ -25,7 +25,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from pasta_decoding.data.lines import write_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.checkpoint import Checkpoint
+from pasta_decoding.models.checkpoint import Checkpoint, write_checkpoint
 from pasta_decoding.training.config import Config, SftConfig
 from pasta_decoding.training.lora import shard_tied_together
 from pasta_decoding.training.view import Example, Loss, LossParts, label_logprobs
@@ -248,7 +248,7 @@ class RunTrainer(Trainer, TrainerCallback):
         folder = Path(str(output_dir))
         holds_adapter = (folder / "adapter_config.json").is_file()
         if self._checkpoint and self.is_world_process_zero() and holds_adapter:
-            checkpoints.save(self._checkpoint, folder)
+            write_checkpoint(self._checkpoint, folder)
 
     def _refuse(self, message: str) -> None:
         hint = "Begin again in another --out with a lower --learning-rate."

@@ -14,8 +14,9 @@ from pasta_decoding.files import written_whole
 from pasta_decoding.lang.control import ControlTokens
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.adapter import refuse_foreign
+from pasta_decoding.models.checkpoint import write_checkpoint
 from pasta_decoding.models.export import write_beside_weights
-from pasta_decoding.models.load import Loaded
+from pasta_decoding.models.load import LoadedModel
 from pasta_decoding.training.config import SftConfig
 
 
@@ -101,7 +102,7 @@ def shard_tied_together(model: Any) -> None:
         model.get_input_embeddings = model.get_output_embeddings = lambda: None
 
 
-def save(loaded: Loaded, folder: Path, *, weights: dict[str, Tensor] | None = None) -> Path:
+def save(loaded: LoadedModel, folder: Path, *, weights: dict[str, Tensor] | None = None) -> Path:
     """Write what was trained, whole or not at all, in bfloat16; return the folder.
 
     It is LoRA and control-token rows, or a whole model as `pasta export --to hf` would write it:
@@ -119,13 +120,13 @@ def save(loaded: Loaded, folder: Path, *, weights: dict[str, Tensor] | None = No
             # The trained rows are saved in any case; asked to find out, peft looks on the hub.
             model.save_pretrained(partial, state_dict=state, save_embedding_layers=False)
             (partial / "README.md").unlink(missing_ok=True)
-            checkpoints.save(checkpoint, partial)
+            write_checkpoint(checkpoint, partial)
         else:
             if weights is None:
                 described = model.to(torch.bfloat16)
             else:
                 weights = {name: one.to(torch.bfloat16) for name, one in weights.items()}
-                described = checkpoints.Unloaded(model.config, weights)
+                described = checkpoints.ModelStub(model.config, weights)
             base = checkpoints.describe_base(described, checkpoint.base.name)
             model.save_pretrained(partial, state_dict=weights)
             own = replace(loaded, checkpoint=replace(checkpoint, base=base))

@@ -37,7 +37,7 @@ from pasta_decoding.data.rows import Question, Row, digest
 from pasta_decoding.errors import PastaError, require
 from pasta_decoding.files import copy_whole, sha256, write_json
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.checkpoint import read_checkpoint
 from pasta_decoding.models.load import default_device, holds_weights, load_base, native_dtype
 from pasta_decoding.scheduling.decoder import Decoder
 from pasta_decoding.training import bonbon, loop, score
@@ -222,14 +222,14 @@ def free_memory() -> None:
 def refuse_misfits(config: PreferenceConfig) -> None:
     """Refuse adapters that do not go together, before hours are spent."""
     policy, baseline = Path(config.policy), Path(config.baseline)
-    if config.joining not in checkpoints.load(policy).joins:
+    if config.joining not in read_checkpoint(policy).joins:
         raise PastaError(
             f"{policy} was not trained for the join {config.joining}, under which stage 2 samples "
             "and trains",
             hint="pasta train sft --join kv --join text",
         )
     adapters = [one for one in (policy, baseline) if one.name and not holds_weights(one)]
-    if len({replace(checkpoints.load(adapter).base, name="") for adapter in adapters}) > 1:
+    if len({replace(read_checkpoint(adapter).base, name="") for adapter in adapters}) > 1:
         raise PastaError(
             f"{policy} and {baseline} were trained on different base models",
             hint="pasta train sft --plain, on the policy's base",

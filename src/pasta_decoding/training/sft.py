@@ -38,7 +38,7 @@ from pasta_decoding.lang.measures import geometric_mean, tokens_per_step
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree, has_chunk, read, strip, without_topics
 from pasta_decoding.models.checkpoint import FILE_NAME
-from pasta_decoding.models.load import Loaded, holds_weights, load_base
+from pasta_decoding.models.load import LoadedModel, holds_weights, load_base
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.models.template import Message
 from pasta_decoding.scheduling.asking import FAILURES
@@ -107,7 +107,7 @@ def train_sft(
     return adapter
 
 
-def load_trainable(base: Path, config: SftConfig) -> Loaded:
+def load_trainable(base: Path, config: SftConfig) -> LoadedModel:
     start = None if config.start is None else Path(config.start)
     if start is not None and holds_weights(start):
         raise PastaError(f"{start} holds a whole model, not an adapter: give it as --model")
@@ -136,13 +136,13 @@ def load_trainable(base: Path, config: SftConfig) -> Loaded:
     return replace(loaded, model=model, checkpoint=checkpoint)
 
 
-def compile_rows(rows: Sequence[Row], loaded: Loaded, config: SftConfig) -> list[Layout]:
+def compile_rows(rows: Sequence[Row], loaded: LoadedModel, config: SftConfig) -> list[Layout]:
     """Lay out the rows that teach something. Raises PastaError if none is left."""
     return list(chain.from_iterable(compile_groups(((row,) for row in rows), loaded, config)))
 
 
 def compile_groups(
-    groups: Iterable[Sequence[Row]], loaded: Loaded, config: SftConfig
+    groups: Iterable[Sequence[Row]], loaded: LoadedModel, config: SftConfig
 ) -> list[list[Layout]]:
     """Lay out rows that belong together, all or none. Raises PastaError if no group is left."""
     control = loaded.checkpoint.control
@@ -278,7 +278,7 @@ def shared_out(packs: Sequence[Sequence[Layout]], per_step: int, processes: int)
     return filled(found, per_step, processes)
 
 
-def trial_line(loaded: Loaded, conversations: Sequence[Sequence[Message]]) -> str:
+def trial_line(loaded: LoadedModel, conversations: Sequence[Sequence[Message]]) -> str:
     """Answer greedily; return in a line how many have promises, and tokens a step, or why not."""
     loaded.model.eval()
     rules, greedy = Rules(max_tokens=200), SamplingParams(temperature=0.0)
