@@ -16,9 +16,9 @@ from pasta_decoding.answer.record import Answer
 from pasta_decoding.answer.request import Request, Rules, SamplingParams
 from pasta_decoding.answer.sampler import (
     UNIT,
-    Choice,
     Logits,
     RowParams,
+    SampledToken,
     Sampler,
     hashes,
     weights,
@@ -39,7 +39,7 @@ class Watching(Sampler):
 
     def accept(
         self, row: RowParams, wanted: int, logits: Callable[[], Logits], allowed: Constraint
-    ) -> Choice:
+    ) -> SampledToken:
         logits_V = logits()
         score_V = scores(logits_V, row)
         gap = lead(score_V)

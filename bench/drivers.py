@@ -15,7 +15,7 @@ import torch
 from pasta_decoding.answer.request import Request, Rules, SamplingParams
 from pasta_decoding.engines.llama import BATCH_TOKENS, LlamaEngine
 from pasta_decoding.engines.torch import TorchEngine
-from pasta_decoding.lang.layout import Run, Segment
+from pasta_decoding.lang.layout import MainRun, Segment
 from pasta_decoding.lang.tree import Tree, strip, without_topics
 from pasta_decoding.scheduling.decoder import LocalDecoder
 from pasta_decoding.training.sft import segments_of
@@ -86,7 +86,7 @@ def request_of(decoder: LocalDecoder, task: Task, max_tokens: int, *, parallel: 
     if task.tree is None:
         rules = Rules(max_tokens=max_tokens, parallel=parallel)
         return decoder.request(task.prompt, rules, SamplingParams())
-    segments: list[Segment] = [Run(tuple(plain_ids(decoder, task)))]
+    segments: list[Segment] = [MainRun(tuple(plain_ids(decoder, task)))]
     if parallel:
         tree = task.tree if decoder.topic else without_topics(task.tree)
         segments = segments_of(tree, decoder.vocabulary.control, decoder.encoder)

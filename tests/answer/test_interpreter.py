@@ -25,9 +25,16 @@ from pasta_decoding.answer.request import Rules
 from pasta_decoding.answer.text import fed_count, first_tokens
 from pasta_decoding.answer.vocabulary import fold_topic
 from pasta_decoding.lang.check import check
-from pasta_decoding.lang.layout import ChunkRun, Joining, PromiseRun, Run, SyncRun, in_reading_order
+from pasta_decoding.lang.layout import (
+    ChunkRun,
+    Joining,
+    MainRun,
+    PromiseRun,
+    SyncRun,
+    in_reading_order,
+)
 from pasta_decoding.lang.positions import RESERVE, SCHEMES, Scheme
-from pasta_decoding.lang.tree import Chunk, Span, read, show, strip
+from pasta_decoding.lang.tree import Chunk, Span, read, strip, text_form
 from tests.answer.play import (
     ID,
     PROMPT,
@@ -71,7 +78,7 @@ def allowed(interpreter: Interpreter, thread: int = 0) -> set[int]:
 
 def assert_texts_kept(played: Played) -> None:
     assert strip(played.tree) == played.text
-    assert read(show(played.tree)) == played.tree
+    assert read(text_form(played.tree)) == played.tree
 
 
 def assert_topics_differ(played: Played) -> None:
@@ -102,7 +109,7 @@ def test_any_wishes_give_a_well_formed_answer_within_the_budget(
     rules: Rules, wanted: list[int]
 ) -> None:
     played = play(rules, cycle(wanted))
-    assert check(show(played.tree), topic_required=rules.topic) == []
+    assert check(text_form(played.tree), topic_required=rules.topic) == []
     assert_texts_kept(played)
     assert_within_budget(played)
     if rules.topic:
@@ -148,7 +155,7 @@ def test_stopping_anywhere_keeps_what_was_written(
     rules: Rules, wanted: list[int], steps: int
 ) -> None:
     played = play(rules, cycle(wanted), stop_after=steps)
-    problems = check(show(played.tree), topic_required=rules.topic)
+    problems = check(text_form(played.tree), topic_required=rules.topic)
     assert {problem.rule for problem in problems} <= {"empty-chunk"}
     assert_texts_kept(played)
     assert len(played.layout.tokens) <= len(PROMPT) + played.fed_tokens
@@ -169,12 +176,12 @@ def test_the_actions_of_a_worked_example() -> None:
     assert played.steps[6] == [CloseChunk(1, truncated=False), Synced((1,)), Append(0, SYNC, 10)]
     assert played.steps[7:] == [[Append(0, C, 11)], [Finished(truncated=False)]]
     assert played.interpreter.segments == [
-        Run((A,)),
+        MainRun((A,)),
         PromiseRun((OPEN, B, P50), 50),
         ChunkRun((ASYNC, C, A)),
-        Run((A,)),
+        MainRun((A,)),
         SyncRun(SYNC),
-        Run((C,)),
+        MainRun((C,)),
     ]
 
 

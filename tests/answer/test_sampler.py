@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.answer.constraints import NOTHING, Constraint, Topics
+from pasta_decoding.answer.constraints import NO_IDS, Constraint, Topics
 from pasta_decoding.answer.interpreter import Interpreter
 from pasta_decoding.answer.request import Request, SamplingParams
-from pasta_decoding.answer.sampler import Choice, Logits, Sampler, logprobs_of, sampled
+from pasta_decoding.answer.sampler import Logits, SampledToken, Sampler, logprobs_of, sample_token
 from pasta_decoding.answer.text import AnswerText
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.scheduling.decoder import answer_of
@@ -24,7 +24,7 @@ from tests.law.whim import EveryThread, ReadingOrder
 from tests.law.world import CLOSE, END, OPEN, P20, SCHEME, SYNC
 from tests.scheduling.machine import RULES, A, B, C, leaning, machine
 
-FREE = Constraint(NOTHING)
+FREE = Constraint(NO_IDS)
 LOGITS: Logits = np.log(np.array([0.5, 0.25, 0.15, 0.1], dtype=np.float32))
 DRAWS = 800
 Doubles = npt.NDArray[np.float64]
@@ -35,14 +35,14 @@ def ban(*ids: int) -> Constraint:
 
 
 def only(*ids: int) -> Constraint:
-    return Constraint(NOTHING, only=np.array(ids))
+    return Constraint(NO_IDS, only=np.array(ids))
 
 
 def sample(
     sampler: Sampler, index: int, logits_V: Logits, allowed: Constraint = FREE, thread: int = 0
-) -> Choice:
+) -> SampledToken:
     row = sampler.row(thread, index, allowed.bias)
-    return sampler.accept(row, sampled(logits_V, row), lambda: logits_V, allowed)
+    return sampler.accept(row, sample_token(logits_V, row), lambda: logits_V, allowed)
 
 
 def shares(
@@ -167,7 +167,7 @@ def test_a_constraint_holds_and_is_counted_only_when_it_changed_the_choice(
         (Constraint.force([3]), 3, False),  # by a limit
         (Constraint(np.array([0]), instead=np.array([2, 3])), 2, True),
         (Constraint(np.array([1]), instead=np.array([2, 3])), 0, False),
-        (Constraint(NOTHING, bias={3: 50.0}), 3, False),  # as if the model had wanted it
+        (Constraint(NO_IDS, bias={3: 50.0}), 3, False),  # as if the model had wanted it
     ],
 )
 @pytest.mark.parametrize("temperature", [0, 5e-324, 0.01])
@@ -175,7 +175,7 @@ def test_greedy_takes_the_largest_that_may_stand(
     temperature: float, allowed: Constraint, token: int, intervened: bool
 ) -> None:
     sampler = Sampler(SamplingParams(temperature))
-    assert sample(sampler, 0, LOGITS, allowed) == Choice(token, intervened)
+    assert sample(sampler, 0, LOGITS, allowed) == SampledToken(token, intervened)
     level_V = np.zeros(4, dtype=np.float32)
     assert temperature > 0.001 or sample(sampler, 0, level_V).token == 0
 

@@ -13,7 +13,7 @@ from pasta_decoding.answer.record import Answer
 from pasta_decoding.answer.request import Rules, SamplingParams
 from pasta_decoding.engines import torch as torch_engine
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.layout import ChunkRun, Run
+from pasta_decoding.lang.layout import ChunkRun, MainRun
 from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.load import load_model
 from pasta_decoding.scheduling.decoder import LocalDecoder
@@ -57,7 +57,7 @@ def own(decoder: LocalDecoder, question: str) -> Answer:
 
 def plain(decoder: LocalDecoder, answer: Answer) -> list[int]:
     control = decoder.vocabulary.control.ids
-    parts = [part.ids for part in answer.segments if isinstance(part, Run | ChunkRun)]
+    parts = [part.ids for part in answer.segments if isinstance(part, MainRun | ChunkRun)]
     ids = [token for part in parts for token in part if token not in control]
     return ids + ([] if answer.end is None else [answer.end])
 

@@ -10,7 +10,7 @@ from pasta_decoding.data.annotate import apar, structure
 from pasta_decoding.data.annotate.base import by_rule
 from pasta_decoding.data.rows import Row
 from pasta_decoding.lang.check import check
-from pasta_decoding.lang.tree import Chunk, Sync, read, show, strip
+from pasta_decoding.lang.tree import Chunk, Sync, read, strip, text_form
 
 FOLDER = Path(__file__).parent / "texts"
 TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
@@ -47,7 +47,7 @@ def test_the_text_stays_and_the_checker_finds_nothing_wrong(rule: str, response:
     annotated = annotate(response, rule)
     tree = read(annotated)
     assert strip(tree) == response
-    assert show(tree) == annotated
+    assert text_form(tree) == annotated
     assert check(annotated, topic_required=rule == "structure") == []
     assert Sync() not in tree
     topics = [chunk.topic for chunk in tree if isinstance(chunk, Chunk)]

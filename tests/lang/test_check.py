@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.lang.check import check
-from pasta_decoding.lang.tree import Chunk, Tree, read, show
+from pasta_decoding.lang.tree import Chunk, Tree, read, text_form
 
 PROMISE = '<promise topic="a" tokens="20"/>'
 
@@ -46,5 +46,5 @@ def test_a_text_passes_exactly_if_it_prints_as_itself_with_neat_chunks(
     source: str, topic_required: bool
 ) -> None:
     tree = read(source)
-    expected = show(tree) == source and neat(tree, topic_required=topic_required)
+    expected = text_form(tree) == source and neat(tree, topic_required=topic_required)
     assert (not check(source, topic_required=topic_required)) == expected

@@ -13,7 +13,7 @@ import pytest
 
 from pasta_decoding.lang import tags
 from pasta_decoding.lang.check import RULES, check
-from pasta_decoding.lang.tree import Chunk, Node, Span, read, show, strip
+from pasta_decoding.lang.tree import Chunk, Node, Span, read, strip, text_form
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 CASES = sorted(CORPUS.glob("*/*.txt"))
@@ -27,12 +27,12 @@ def result(text: str) -> Record:
         "events": [_event(event) for event in tags.parse(text)],
         "tree": [_node(node) for node in tree],
         "stripped": strip(tree),
-        "printed": show(tree),
+        "printed": text_form(tree),
         "problems": [[found.line, found.column, found.rule] for found in check(text)],
     }
 
 
-def _event(event: tags.Event) -> Record:
+def _event(event: tags.TagEvent) -> Record:
     match event:
         case tags.Text(pos, text):
             return {"event": "text", "pos": pos, "text": text}

@@ -8,8 +8,8 @@ from pasta_decoding.lang.check import RULES
 from pasta_decoding.lang.layout import (
     ChunkRun,
     Layout,
+    MainRun,
     PromiseRun,
-    Run,
     Segment,
     SyncRun,
     lay_out,
@@ -54,11 +54,11 @@ def worked_example() -> Layout:
     segments: list[Segment] = [
         PromiseRun(ids[1:4], 20),
         ChunkRun(ids[4:7]),
-        Run(ids[7:8]),
+        MainRun(ids[7:8]),
         PromiseRun(ids[8:11], 20),
         ChunkRun(ids[11:13]),
         SyncRun(ids[13]),
-        Run(ids[14:15]),
+        MainRun(ids[14:15]),
         PromiseRun(ids[15:18], 20),
         ChunkRun(ids[18:]),
     ]

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from pasta_decoding.lang.layout import (
     ChunkRun,
     Layout,
+    MainRun,
     PromiseRun,
-    Run,
     Segment,
     SyncRun,
     lay_out,
@@ -35,14 +35,14 @@ BY_HAND = {
 @pytest.mark.parametrize("name", SCHEMES)
 def test_the_positions_of_a_worked_example(name: str) -> None:
     segments: list[Segment] = [
-        Run((11,)),
+        MainRun((11,)),
         PromiseRun((OPEN, 20, P20), 20),
         ChunkRun((ASYNC, 30, 31)),
-        Run((12,)),
+        MainRun((12,)),
         PromiseRun((OPEN, P50), 50),
         ChunkRun((ASYNC, 40)),
         SyncRun(SYNC),
-        Run((13,)),
+        MainRun((13,)),
     ]
     assert list(laid_out(segments, SCHEMES[name]).position) == BY_HAND[name]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pasta_decoding.lang.tags import Event, Sync, Text, escape, parse
+from pasta_decoding.lang.tags import Sync, TagEvent, Text, escape, parse
 
 # Promise lengths run past their limit.
 PIECES = (
@@ -19,7 +19,7 @@ PIECES = (
 SOURCE = st.lists(PIECES).map("".join)
 
 
-def printed(events: list[Event]) -> str:
+def printed(events: list[TagEvent]) -> str:
     """Print `events` and assert on the way that each stands where its `pos` says."""
     out = ""
     for place, event in enumerate(events, start=1):
@@ -40,7 +40,7 @@ def test_the_events_of_any_text_print_as_that_text(source: str) -> None:
 
 @given(SOURCE | st.text())
 def test_any_text_survives_being_escaped(text: str) -> None:
-    events: list[Event] = [Text(0, text)] if text else []
+    events: list[TagEvent] = [Text(0, text)] if text else []
     assert parse(escape(text, before_tag=False)) == events
     shown = escape(text, before_tag=True)
     assert parse(shown + "<sync/>") == [*events, Sync(len(shown))]

@@ -18,8 +18,8 @@ from pasta_decoding.lang.tree import (
     Tree,
     in_text_form,
     read,
-    show,
     strip,
+    text_form,
     valid_tokens,
     valid_topic,
 )
@@ -62,7 +62,7 @@ TREES = st.lists(
 
 @given(TREES)
 def test_what_was_printed_reads_as_the_same_tree_and_strips_to_its_texts(tree: Tree) -> None:
-    shown = show(tree)
+    shown = text_form(tree)
     assert read(shown) == tree
     texts = [node.text for node in tree if not isinstance(node, Sync)]
     assert strip(read(shown)) == "".join(texts)
@@ -81,7 +81,7 @@ def test_reading_any_text_gives_a_normal_tree(source: str) -> None:
     tree = read(source)
     assert normal(list(tree)) == tree
     assert Span("") not in tree
-    assert read(show(tree)) == tree
+    assert read(text_form(tree)) == tree
     texts = [event.text for event in parse(source) if isinstance(event, Text)]
     assert strip(tree) == "".join(texts), "no text is lost"
 
@@ -90,7 +90,7 @@ def test_reading_any_text_gives_a_normal_tree(source: str) -> None:
 def test_a_valid_topic_stays_as_it_is_and_can_be_printed(text: str) -> None:
     topic = valid_topic(text)
     assert valid_topic(topic) == topic
-    assert read(show((Chunk(topic, MAX_TOKENS, "x"),))) == (Chunk(topic, MAX_TOKENS, "x"),)
+    assert read(text_form((Chunk(topic, MAX_TOKENS, "x"),))) == (Chunk(topic, MAX_TOKENS, "x"),)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pasta_decoding.answer.request import Request, Rules, SamplingParams
 from pasta_decoding.answer.sampler import Logits, Sampler
 from pasta_decoding.answer.vocabulary import vocabulary_of
 from pasta_decoding.engines.torch import TorchEngine
-from pasta_decoding.lang.layout import Run
+from pasta_decoding.lang.layout import MainRun
 from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.models.load import DEFAULT_ADAPTER, find_adapter, load_base, load_model
 from pasta_decoding.models.prompt import PromptEncoder
@@ -118,7 +118,7 @@ def _generate(model: Any, prompts: list[list[int]], banned: list[int]) -> list[l
 
 
 def _run(segment: object) -> tuple[int, ...]:
-    assert isinstance(segment, Run), "sequential answers have main text only"
+    assert isinstance(segment, MainRun), "sequential answers have main text only"
     return segment.ids
 
 

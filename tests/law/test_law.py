@@ -23,8 +23,8 @@ from pasta_decoding.lang.layout import (
     ChunkRun,
     Joining,
     Layout,
+    MainRun,
     PromiseRun,
-    Run,
     Segment,
     SyncRun,
     lay_out,
@@ -257,12 +257,12 @@ def test_a_wrong_mask_breaks_the_law() -> None:
 def test_the_mask_of_a_worked_example() -> None:
     """Prompt p, main a; promise with topic t; its chunk; main b; SYNC; main c."""
     segments: list[Segment] = [
-        Run((11,)),
+        MainRun((11,)),
         PromiseRun((world.OPEN, 20, world.P20), 20),
         ChunkRun((world.ASYNC, 30)),
-        Run((12,)),
+        MainRun((12,)),
         SyncRun(world.SYNC),
-        Run((13,)),
+        MainRun((13,)),
     ]
     layout = compiled((60,), segments)
     expected = """

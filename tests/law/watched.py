@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from pasta_decoding.answer.constraints import Constraint
 from pasta_decoding.answer.request import Request, Rules, SamplingParams
-from pasta_decoding.answer.sampler import Choice, Logits, RowParams, Sampler
-from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment
+from pasta_decoding.answer.sampler import Logits, RowParams, SampledToken, Sampler
+from pasta_decoding.lang.layout import MAIN, ChunkRun, MainRun, PromiseRun, Segment
 from pasta_decoding.scheduling.decoder import LocalDecoder
 
 
@@ -19,7 +19,7 @@ class Watched(Sampler):
 
     def accept(
         self, row: RowParams, wanted: int, logits: Callable[[], Logits], allowed: Constraint
-    ) -> Choice:
+    ) -> SampledToken:
         self.logits[row.key[2:]] = logits().copy()
         return self.source.accept(row, wanted, logits, allowed)
 
@@ -32,7 +32,7 @@ class Replay(Sampler):
         self._threads: dict[int, list[int]] = {MAIN: []}
         for segment in segments:
             match segment:
-                case Run(ids) | PromiseRun(ids):
+                case MainRun(ids) | PromiseRun(ids):
                     self._threads[MAIN].extend(ids)
                 case ChunkRun(ids):
                     self._threads[len(self._threads)] = [*ids[1:], async_close]
@@ -40,9 +40,9 @@ class Replay(Sampler):
                     self._threads[MAIN].append(segment.id)
         self._threads[MAIN].append(end)
 
-    def accept(self, row: RowParams, *_: object) -> Choice:
+    def accept(self, row: RowParams, *_: object) -> SampledToken:
         thread, index = row.key[2:]
-        return Choice(self._threads[thread][index], intervened=False)
+        return SampledToken(self._threads[thread][index], intervened=False)
 
 
 def replay(

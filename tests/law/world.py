@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pasta_decoding.answer.vocabulary import Vocabulary
 from pasta_decoding.lang.control import ControlTokens
-from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment, SyncRun
+from pasta_decoding.lang.layout import ChunkRun, MainRun, PromiseRun, Segment, SyncRun
 from pasta_decoding.lang.positions import SHARED_MAX
 
 SIZE = 100
@@ -44,7 +44,7 @@ def answers(draw: st.DrawFn) -> list[Segment]:
     has_topics = draw(st.booleans())
     for number in range(draw(st.integers(1, 6))):
         if run := draw(st.lists(WORDS, max_size=3)):
-            segments.append(Run(tuple(run)))
+            segments.append(MainRun(tuple(run)))
         if draw(st.booleans()):
             # Topics are distinct by construction: two words, the second one counts.
             topic = (draw(WORDS), FIRST_WORD + number) if has_topics else ()
@@ -64,24 +64,24 @@ def merge_runs(segments: Sequence[Segment]) -> list[Segment]:
     """Join neighbouring runs, as the interpreter would have written them."""
     merged: list[Segment] = []
     for segment in segments:
-        if merged and isinstance(segment, Run) and isinstance(merged[-1], Run):
-            merged[-1] = Run(merged[-1].ids + segment.ids)
+        if merged and isinstance(segment, MainRun) and isinstance(merged[-1], MainRun):
+            merged[-1] = MainRun(merged[-1].ids + segment.ids)
         else:
             merged.append(segment)
     return merged
 
 
 CHUNK_AFTER_SYNC: list[Segment] = [
-    Run((11, 12)),
+    MainRun((11, 12)),
     PromiseRun((OPEN, 20, P20), 20),
     ChunkRun((ASYNC, 30, 31, 32, 33)),
-    Run((13,)),
+    MainRun((13,)),
     PromiseRun((OPEN, 21, P50), 50),
     ChunkRun((ASYNC, 40, 41)),
     SyncRun(SYNC),
-    Run((14,)),
+    MainRun((14,)),
     PromiseRun((OPEN, 22, P20), 20),
     ChunkRun((ASYNC, 50, 51)),
-    Run((15, 16)),
+    MainRun((15, 16)),
 ]
 """Two siblings of different length, a sync, and a chunk that may see both of them."""

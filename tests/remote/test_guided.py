@@ -12,7 +12,7 @@ from pasta_decoding.answer.events import Fork, Rewrite
 from pasta_decoding.answer.guided import (
     PROTOCOL,
     GuidedParams,
-    Kind,
+    GuideKind,
     ThreadGrammar,
     guided_params,
     read_params,
@@ -20,14 +20,14 @@ from pasta_decoding.answer.guided import (
 )
 from pasta_decoding.answer.interpreter import Interpreter
 from pasta_decoding.answer.request import Rules
-from pasta_decoding.answer.vocabulary import Ids
+from pasta_decoding.answer.vocabulary import IdArray
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, Joining, SyncRun
 from tests.answer.play import PROMPT, SIZE, VOCABULARY
 from tests.law.world import CONTROL, END, ENDS, OPEN, SCHEME, SYNC
 
 PARAMS = GuidedParams(
-    Kind.main,
+    GuideKind.main,
     CONTROL,
     ENDS,
     promises=3,
@@ -46,8 +46,8 @@ GOOD: dict[str, Any] = json.loads(write_params(PARAMS).removeprefix(HEAD))
     [
         PARAMS,
         replace(PARAMS, topic=False, topic_ids=None),
-        GuidedParams(Kind.chunk, CONTROL, (END,), begun=True),
-        GuidedParams(Kind.check, CONTROL, ENDS, verdicts=(20, 21, 22, 23)),
+        GuidedParams(GuideKind.chunk, CONTROL, (END,), begun=True),
+        GuidedParams(GuideKind.check, CONTROL, ENDS, verdicts=(20, 21, 22, 23)),
     ],
 )
 def test_what_is_written_is_read(params: GuidedParams) -> None:
@@ -101,7 +101,7 @@ def sent(interpreter: Interpreter, thread: int) -> ThreadGrammar:
 
 
 def assert_same(found: Constraint, expected: Constraint) -> None:
-    def ids(one: Ids | None) -> list[int] | None:
+    def ids(one: IdArray | None) -> list[int] | None:
         return None if one is None else sorted(set(one.tolist()))
 
     assert ids(found.banned) == ids(expected.banned)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.answer.guided import XARG, GuidedParams, Kind, read_params
+from pasta_decoding.answer.guided import XARG, GuidedParams, GuideKind, read_params
 from pasta_decoding.answer.request import SamplingParams
 from pasta_decoding.remote.stream import MAX_LINE_BYTES, Completion, CompletionReader, RemoteError
 from tests.law.world import CONTROL, OPEN
@@ -138,7 +138,7 @@ def test_the_body_says_all_of_sampling_and_names_ids_as_openai_does() -> None:
 
 
 def test_eagerness_is_a_bias_where_no_processor_reads_it() -> None:
-    params = GuidedParams(Kind.main, CONTROL, (END,), eagerness=3.0)
+    params = GuidedParams(GuideKind.main, CONTROL, (END,), eagerness=3.0)
     eager = Completion((1,), 2, (), END, {OPEN: 1.0}, params=params)
     assert eager.body("tiny", guided=False)["logit_bias"] == {str(OPEN): 4.0}
     guided = eager.body("tiny", guided=True)

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from pasta_decoding.answer.events import Opened
-from pasta_decoding.answer.guided import XARG, GuidedParams, Kind, write_params
+from pasta_decoding.answer.guided import XARG, GuidedParams, GuideKind, write_params
 from pasta_decoding.answer.record import Answer
 from pasta_decoding.answer.request import Request, Rules, SamplingParams
 from pasta_decoding.lang.layout import Joining, SyncRun
@@ -139,7 +139,7 @@ def test_nothing_is_taken_back_and_requests_are_one_and_chunks_and_syncs(
 def test_arguments_that_are_garbage_are_refused_and_harm_nobody(
     url: str, remote: RemoteDecoder, change: dict[str, Any], status: int
 ) -> None:
-    params = replace(GuidedParams(Kind.main, remote.vocabulary.control, (2,)), **change)
+    params = replace(GuidedParams(GuideKind.main, remote.vocabulary.control, (2,)), **change)
     xargs = {XARG: write_params(params)}
     body = {"model": NAME, "prompt": [20, 21], "max_tokens": 4, "vllm_xargs": xargs}
     reply = httpx2.post(f"{url}/completions", json=body, timeout=60)
@@ -152,7 +152,7 @@ def test_its_second_model_runner_takes_the_processor(merged: Path, local: LocalD
     python = Path(shlex.split(os.environ["VLLM"])[0])
     if not python.name.startswith("python"):
         pytest.skip("give VLLM as a Python and a module: the script runs beside it")
-    guide = write_params(GuidedParams(Kind.main, local.vocabulary.control, (2,)))
+    guide = write_params(GuidedParams(GuideKind.main, local.vocabulary.control, (2,)))
     script = Path(__file__).parents[1] / "vllm" / "runners.py"
     done = subprocess.run(
         [python, script, merged, guide], stdout=subprocess.PIPE, check=True, text=True

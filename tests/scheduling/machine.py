@@ -12,7 +12,7 @@ from pasta_decoding.answer.constraints import Constraint
 from pasta_decoding.answer.events import Event
 from pasta_decoding.answer.record import Answer
 from pasta_decoding.answer.request import Request, Rules, SamplingParams
-from pasta_decoding.answer.sampler import Choice, Logits, RowParams, Sampler, sampled
+from pasta_decoding.answer.sampler import Logits, RowParams, SampledToken, Sampler, sample_token
 from pasta_decoding.answer.text import AnswerText
 from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.scheduling.generation import Generation
@@ -90,9 +90,9 @@ class Leaning(Sampler):
 
     def accept(
         self, row: RowParams, _wanted: int, logits: Callable[[], Logits], allowed: Constraint
-    ) -> Choice:
+    ) -> SampledToken:
         logits_V = logits() + 2 * LEANING_V
-        return super().accept(row, sampled(logits_V, row), lambda: logits_V, allowed)
+        return super().accept(row, sample_token(logits_V, row), lambda: logits_V, allowed)
 
 
 def prompt_of(number: int, tokens: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.answer.request import Request, Rules, SamplingParams
-from pasta_decoding.answer.sampler import Sampler, sampled
+from pasta_decoding.answer.sampler import Sampler, sample_token
 from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.scheduling.device_sampler import sampled_rows
@@ -36,7 +36,7 @@ def test_a_device_draws_what_the_host_would(
     rows_FV = 2 * np.random.default_rng(seed).standard_normal((len(samplings), size))
     logits_FV = rows_FV.astype(np.float32)
     draws = [Sampler(one, row).row(row, 3, {}) for row, one in enumerate(samplings)]
-    expected = [sampled(logits_V, one) for logits_V, one in zip(logits_FV, draws, strict=True)]
+    expected = [sample_token(logits_V, one) for logits_V, one in zip(logits_FV, draws, strict=True)]
     assert sampled_rows(torch.from_numpy(logits_FV), draws) == expected
 
 
@@ -47,7 +47,7 @@ def test_rows_that_are_no_numbers_give_some_token_and_leave_the_others_theirs() 
     draws = [Sampler(params, row).row(0, 0, {}) for row in range(2)]
     first, second = sampled_rows(torch.from_numpy(logits_FV), draws)
     assert 0 <= first < 1000
-    assert second == sampled(logits_FV[1], draws[1])
+    assert second == sample_token(logits_FV[1], draws[1])
 
 
 class Remote(TorchEngine):

@@ -11,7 +11,7 @@ from hypothesis import example, given
 
 from pasta_decoding.answer.request import Request, Rules
 from pasta_decoding.engines.torch import TorchEngine
-from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segment, lay_out
+from pasta_decoding.lang.layout import ChunkRun, Layout, MainRun, PromiseRun, Segment, lay_out
 from pasta_decoding.scheduling.decoder import answer_of
 from pasta_decoding.scheduling.scheduler import Scheduler
 from pasta_decoding.training.bonbon import bonbon_loss, target_gap, with_references
@@ -23,10 +23,10 @@ from tests.tiny import tiny_llama
 
 PROMPT = (60, 61, 62)
 WORST: list[Segment] = [
-    Run((11,)),
+    MainRun((11,)),
     PromiseRun((world.OPEN, 23, world.P20), 20),
     ChunkRun((world.ASYNC, 30, 31), closed=False),
-    Run((17, 18)),
+    MainRun((17, 18)),
 ]
 
 

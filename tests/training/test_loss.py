@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segment, lay_out
+from pasta_decoding.lang.layout import ChunkRun, Layout, MainRun, PromiseRun, Segment, lay_out
 from pasta_decoding.training.loop import Meter
 from pasta_decoding.training.sft import label_loss
 from pasta_decoding.training.view import Example, label_logprobs, pack, packed_batch, visibility
@@ -25,7 +25,7 @@ HALF, QUARTER = log(2), 2 * log(2)
 
 def example(*labels: int) -> Example:
     """Return what has these labels; of its layout nothing else matters here."""
-    layout = lay_out((90,), [Run(labels)], SCHEME, async_close=CLOSE, end=None)
+    layout = lay_out((90,), [MainRun(labels)], SCHEME, async_close=CLOSE, end=None)
     return Example([layout])
 
 
@@ -59,7 +59,7 @@ def test_a_bfloat16_model_has_its_loss_computed_in_float32() -> None:
 
 def test_prompt_and_forced_tokens_carry_no_loss() -> None:
     segments: list[Segment] = [
-        Run((11, 12), forced=1),
+        MainRun((11, 12), forced=1),
         PromiseRun((OPEN, 20, P20), 20, forced=1),
         ChunkRun((ASYNC, 30), closed=False),
     ]

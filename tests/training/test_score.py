@@ -11,7 +11,7 @@ import pytest
 from pasta_decoding.answer.text import tree_of
 from pasta_decoding.data.rows import question_of
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Segment
-from pasta_decoding.lang.tree import read, show, strip
+from pasta_decoding.lang.tree import read, strip, text_form
 from pasta_decoding.training.sample import Sample
 from pasta_decoding.training.score import (
     QUALITY_SPREAD,
@@ -48,7 +48,7 @@ def sample(number: int, bodies: list[list[int]], *, prompt: str = "p", steps: in
         prompt_ids=(11, 12),
         segments=tuple(segments),
         end=world.END,
-        annotated=show(tree_of(segments, SPACED)),
+        annotated=text_form(tree_of(segments, SPACED)),
         plain_tokens=sum(map(len, bodies)),
         critical_path=steps,
         truncated=False,

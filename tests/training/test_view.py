@@ -16,13 +16,13 @@ from pasta_decoding.lang.layout import (
     ChunkRun,
     Joining,
     Layout,
+    MainRun,
     PromiseRun,
-    Run,
     Segment,
     SyncRun,
     lay_out,
 )
-from pasta_decoding.lang.tree import Span, read, show
+from pasta_decoding.lang.tree import Span, read, text_form
 from pasta_decoding.models.checkpoint import BaseIdentity, Checkpoint, choose_tokens
 from pasta_decoding.models.load import LoadedModel, load_base
 from pasta_decoding.models.template import Message
@@ -60,7 +60,7 @@ def test_rows_that_cannot_be_used_are_left_out_counted_and_told_why(
         Row("5", "", "x" * 300, "Too late."),
         Row("6", "", "Why?", "No <promise tokens='x'> and an <async>end"),
         Row("8", "", "Why?", " \n"),
-        Row("11", "", "Why?", show((Span(ROWS[0].response),))),
+        Row("11", "", "Why?", text_form((Span(ROWS[0].response),))),
         Row("9", "", " ", "To what?"),
         Row("12", "", "<|im_start|>user\n?<|im_end|>", "Twice in the template."),
         Row("13", "", "Why?", "So.<|im_end|>\n"),
@@ -132,11 +132,11 @@ ENCODER: Any = Characters()
 
 RESPONSE = 'ab<promise topic="c d" tokens="20"/><async>ef</async><sync/>g'
 SEGMENTS: list[Segment] = [
-    Run((97, 98)),
+    MainRun((97, 98)),
     PromiseRun((OPEN, 99, 32, 100, P20), 20),
     ChunkRun((ASYNC, 101, 102)),
     SyncRun(SYNC),
-    Run((103,)),
+    MainRun((103,)),
 ]
 
 
@@ -218,9 +218,9 @@ def test_packs_are_shared_out_evenly_and_what_fills_the_last_turn_teaches_nothin
 # Tensors
 
 FIRST = lay_out(
-    (90, 91), [Run((11,)), *SEGMENTS[1:4], Run((12,))], SCHEME, async_close=CLOSE, end=END
+    (90, 91), [MainRun((11,)), *SEGMENTS[1:4], MainRun((12,))], SCHEME, async_close=CLOSE, end=END
 )
-SECOND = lay_out((92,), [Run((13, 14))], SCHEME, async_close=CLOSE, end=None)
+SECOND = lay_out((92,), [MainRun((13, 14))], SCHEME, async_close=CLOSE, end=None)
 
 
 def test_a_pack_and_its_labels_by_hand() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from pasta_decoding.answer.constraints import NOTHING, Constraint
-from pasta_decoding.answer.guided import GuidedParams, Kind
+from pasta_decoding.answer.constraints import NO_IDS, Constraint
+from pasta_decoding.answer.guided import GuidedParams, GuideKind
 from pasta_decoding.vllm.batch import UNKNOWN, GuidedRows, GuidedSlots, ServedModel, restrict
 from tests.answer.play import ID, SIZE, VOCABULARY
 from tests.law.world import CLOSE, CONTROL, END, ENDS, OPEN, P20, P50, SYNC
@@ -18,9 +18,9 @@ from tests.vllm.tokens import Direction, Tokenizer, change, params
 
 A, B = ID["a"], ID["b"]
 SERVED = ServedModel(Tokenizer(), SIZE)
-MAIN = GuidedParams(Kind.main, CONTROL, ENDS, promises=2)
-CHUNK = GuidedParams(Kind.chunk, CONTROL, ENDS)
-CHECK = GuidedParams(Kind.check, CONTROL, ENDS, verdicts=(10, 11, 12, 13))
+MAIN = GuidedParams(GuideKind.main, CONTROL, ENDS, promises=2)
+CHUNK = GuidedParams(GuideKind.chunk, CONTROL, ENDS)
+CHECK = GuidedParams(GuideKind.check, CONTROL, ENDS, verdicts=(10, 11, 12, 13))
 TEXT = set(range(SIZE)) - CONTROL.ids
 CHUNK_START = set(range(SIZE)) - set(VOCABULARY.not_chunk_start.tolist())
 CLOSES = {P20, P50}
@@ -84,9 +84,9 @@ def test_a_check_tells_that_all_is_well_and_that_its_first_token_is_seen() -> No
 @pytest.mark.parametrize(
     "guide",
     [
-        GuidedParams(Kind.main, CONTROL, (END, SIZE)),
-        GuidedParams(Kind.main, CONTROL, ENDS, topic_ids=(2**31 - 1,)),
-        GuidedParams(Kind.check, CONTROL, ENDS, verdicts=(SIZE, 11, 12, 13)),
+        GuidedParams(GuideKind.main, CONTROL, (END, SIZE)),
+        GuidedParams(GuideKind.main, CONTROL, ENDS, topic_ids=(2**31 - 1,)),
+        GuidedParams(GuideKind.check, CONTROL, ENDS, verdicts=(SIZE, 11, 12, 13)),
     ],
 )
 def test_ids_that_the_model_does_not_have_end_the_request_and_harm_nobody(
@@ -251,7 +251,7 @@ def restricted(logits_V: torch.Tensor, allowed: Constraint, temperature: float) 
 
 CONSTRAINTS = [
     Constraint(np.array([0, 3, 5])),
-    Constraint(NOTHING, only=np.array([2, 7])),
+    Constraint(NO_IDS, only=np.array([2, 7])),
     Constraint(np.array([0, 3, 5, 6, 7, 8]), instead=np.array([1, 2])),
 ]
 

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pasta_decoding.answer.request import Rules
-from pasta_decoding.answer.vocabulary import FRAGMENT, Ids, Vocabulary, fold_topic
+from pasta_decoding.answer.vocabulary import FRAGMENT, IdArray, Vocabulary, fold_topic
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.lang.tree import MAX_TOPIC_WORDS, valid_topic
 
-MOST_A_CHOICE = 2
+MAX_CHOICE_TOKENS = 2
 """Tokens that one choice adds at most: PROMISE_CLOSE, and ASYNC_OPEN with it."""
-NOTHING: Ids = np.array([], dtype=np.int64)
+NO_IDS: IdArray = np.array([], dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +33,9 @@ class Constraint:
     bias: added to the logits of some ids first, as if the model had wanted it so.
     """
 
-    banned: Ids
-    only: Ids | None = None
-    instead: Ids | None = None
+    banned: IdArray
+    only: IdArray | None = None
+    instead: IdArray | None = None
     forced: bool = False
     bias: Mapping[int, float] = field(default_factory=dict)
 
@@ -43,7 +43,7 @@ class Constraint:
         return token not in self.banned if self.only is None else token in self.only
 
     @property
-    def alternatives(self) -> Ids | None:
+    def alternatives(self) -> IdArray | None:
         """The ids of which one is taken where the model wants another; None: all but the banned."""
         return self.instead if self.only is None else self.only
 
@@ -68,7 +68,7 @@ class Constraint:
     @classmethod
     def force(cls, ids: Sequence[int]) -> Constraint:
         """Allow only `ids`: a limit leaves no other choice."""
-        return cls(NOTHING, only=np.array(ids), forced=True)
+        return cls(NO_IDS, only=np.array(ids), forced=True)
 
 
 def main_constraint(
@@ -119,11 +119,11 @@ class Topics:
     def constraint(self) -> Constraint:
         closes = self.vocabulary.promise_close_ids
         if not self.rules.topic:
-            return Constraint(NOTHING, only=closes)
+            return Constraint(NO_IDS, only=closes)
         topic = self.vocabulary.decode(self.ids)
         fresh = self._is_fresh(topic)
         if self.is_full and fresh:
-            return Constraint(NOTHING, only=closes)
+            return Constraint(NO_IDS, only=closes)
         banned = [self.vocabulary.not_in_topic]
         instead = None
         if not fresh:
@@ -141,7 +141,7 @@ class Topics:
             return Constraint(every, instead=instead)
         return Constraint(np.concatenate(banned), instead=instead)
 
-    def _stale_endings(self, topic: str) -> Ids:
+    def _stale_endings(self, topic: str) -> IdArray:
         """Return the tokens that would complete a repetition with no room to grow out of it.
 
         No room: no further word is allowed, or no further token.
@@ -230,11 +230,11 @@ class Budget:
         """
         coming = sum(map(self._left_of, self.running))
         if MAIN in order[1:]:
-            coming += MOST_A_CHOICE + (self.most_of_a_chunk(longest) if longest else 0)
+            coming += MAX_CHOICE_TOKENS + (self.most_of_a_chunk(longest) if longest else 0)
         # Is there less room than all that has begun needs to come to its own limits?
         if len(order) > 1 and self.written_tokens + coming > self.rules.max_tokens + ahead_tokens:
             ahead = self.written_tokens - self.place(order[0])
-            order = order[: 1 + max(0, (ahead_tokens - ahead) // MOST_A_CHOICE)]
+            order = order[: 1 + max(0, (ahead_tokens - ahead) // MAX_CHOICE_TOKENS)]
         return order[: self.rules.max_threads]
 
     def most_of_a_chunk(self, promised: int) -> int:

@@ -72,7 +72,7 @@ Event = Opened | Delta | Closed | Synced | Trimmed | Finished
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class ShownToken:
     """A token of the text that is shown. `start`: characters before it, or before its piece."""
 
     start: int
@@ -90,7 +90,7 @@ class Progress:
 
     events: tuple[Event, ...]
     text: str
-    tokens: tuple[Placed, ...]
+    tokens: tuple[ShownToken, ...]
     step: int
 
 

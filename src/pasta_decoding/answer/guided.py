@@ -33,7 +33,7 @@ _MAX_ID = 2**31
 _VERDICTS = 4  # of a check
 
 
-class Kind(StrEnum):
+class GuideKind(StrEnum):
     """Which rules a request obeys; `check` only asks whether the processor is there."""
 
     main = "main"
@@ -58,7 +58,7 @@ class GuidedParams:
                  not; and what instead of the first if the vocabulary is another.
     """
 
-    kind: Kind
+    kind: GuideKind
     control: ControlTokens
     ends: tuple[int, ...]
     begun: bool = False
@@ -87,9 +87,9 @@ def guided_params(interpreter: Interpreter, thread: int) -> GuidedParams | None:
     control, ends = interpreter.vocabulary.control, tuple(sorted(interpreter.vocabulary.eos_ids))
     if thread != MAIN:
         begun = len(interpreter.budget.chunks[thread - 1].ids) > 1
-        return GuidedParams(Kind.chunk, control, ends, begun=begun)
+        return GuidedParams(GuideKind.chunk, control, ends, begun=begun)
     return GuidedParams(
-        Kind.main,
+        GuideKind.main,
         control,
         ends,
         promises=interpreter.promises_left,
@@ -110,7 +110,7 @@ class ThreadGrammar:
     """
 
     def __init__(self, vocabulary: Vocabulary, params: GuidedParams) -> None:
-        assert params.kind is not Kind.check, "a check is no thread"
+        assert params.kind is not GuideKind.check, "a check is no thread"
         self._vocabulary, self._params = vocabulary, params
         self._begun, self._promises, self._may_sync = params.begun, params.promises, params.sync
         self._in_topic = params.topic_ids is not None
@@ -120,7 +120,7 @@ class ThreadGrammar:
 
     def constraint(self) -> Constraint:
         """Return what the thread may write next."""
-        if self._params.kind is Kind.chunk:
+        if self._params.kind is GuideKind.chunk:
             return open_chunk_constraint(self._vocabulary, begun=self._begun)
         if self._in_topic:
             return self._topics.constraint()
@@ -133,7 +133,7 @@ class ThreadGrammar:
 
     def on_token(self, token: int) -> None:
         vocabulary = self._vocabulary
-        if self._params.kind is Kind.chunk:
+        if self._params.kind is GuideKind.chunk:
             self._begun = True
         elif not self._in_topic:
             self._in_topic = token == vocabulary.control.promise_open
@@ -165,7 +165,7 @@ def read_params(found: object) -> GuidedParams:
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise _garbage(f"`{where}`" if where else "it is no JSON object") from None
-    control, check = params.control, params.kind is Kind.check
+    control, check = params.control, params.kind is GuideKind.check
     numbers = (params.promises, params.max_topic_tokens, *params.ids)
     for is_good, what in (
         (control.promise_close, "`control` names no closing"),

@@ -32,8 +32,8 @@ from pasta_decoding.lang.layout import (
     MAIN,
     ChunkRun,
     Joining,
+    MainRun,
     PromiseRun,
-    Run,
     Segment,
     SyncRun,
     in_reading_order,
@@ -42,7 +42,7 @@ from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.lang.tree import strip
 
 
-class _Main(Enum):
+class _MainState(Enum):
     WRITING = auto()
     IN_TOPIC = auto()
     WAITING = auto()
@@ -76,7 +76,7 @@ class Interpreter:
     end: int | None = None
     hit_limit: bool = False
     stopped: bool = False
-    _state: _Main = _Main.WRITING
+    _state: _MainState = _MainState.WRITING
     _position: int = 0
     _main_tokens: int = 0
     _run: list[int] = field(default_factory=list)
@@ -94,14 +94,14 @@ class Interpreter:
     def writes(self, thread: int) -> bool:
         if thread != MAIN:
             return self.budget.chunks[thread - 1].running
-        return self._state in (_Main.WRITING, _Main.IN_TOPIC)
+        return self._state in (_MainState.WRITING, _MainState.IN_TOPIC)
 
     @property
     def finished(self) -> bool:
-        return self._state is _Main.ENDED and not self.writing
+        return self._state is _MainState.ENDED and not self.writing
 
     def in_topic(self, thread: int) -> bool:
-        return thread == MAIN and self._state is _Main.IN_TOPIC
+        return thread == MAIN and self._state is _MainState.IN_TOPIC
 
     def text_seen(self, thread: int) -> list[int]:
         """Return the ids of the text behind the prompt that `thread` sees, without tags and topics.
@@ -124,7 +124,7 @@ class Interpreter:
             return open_chunk_constraint(self.vocabulary, begun=begun)
         if self.budget.is_used_up:
             return Constraint.force(sorted(self.vocabulary.eos_ids))
-        if self._state is _Main.IN_TOPIC:
+        if self._state is _MainState.IN_TOPIC:
             return self.topics.constraint()
         return main_constraint(
             self.vocabulary,
@@ -157,7 +157,7 @@ class Interpreter:
         """Return what must be done because `thread` wrote `token`, which its constraint allowed."""
         if thread != MAIN:
             actions = self._on_chunk_token(self.budget.chunks[thread - 1], token)
-        elif self._state is _Main.IN_TOPIC:
+        elif self._state is _MainState.IN_TOPIC:
             actions = self._on_topic_token(token)
         else:
             actions = self._on_main_token(token)
@@ -171,11 +171,11 @@ class Interpreter:
             return self._end_main(token)
         if token == control.sync:
             self._end_run()
-            self._state = _Main.WAITING
+            self._state = _MainState.WAITING
             return self._sync_if_ready()
         if token == control.promise_open:
             self._end_run()
-            self._state = _Main.IN_TOPIC
+            self._state = _MainState.IN_TOPIC
         else:
             self._run.append(token)
         return [self._feed_main(token)]
@@ -228,11 +228,11 @@ class Interpreter:
         self.budget.written_tokens += 1
         self.unjoined.append(chunk)
         self.segments.append(ChunkRun(tuple(opening), closed=False))
-        self._state = _Main.WRITING
+        self._state = _MainState.WRITING
         return Fork(thread, closing, Append(thread, control.async_open, first), topic, promised)
 
     def _sync_if_ready(self) -> list[Action]:
-        if self._state is not _Main.WAITING or self.budget.running:
+        if self._state is not _MainState.WAITING or self.budget.running:
             return []
         if self.budget.is_used_up:
             return self._end_main(None)
@@ -244,7 +244,7 @@ class Interpreter:
         else:
             actions = [self._rewrite(chunks[0], joined)]
         self.segments.append(SyncRun(self.vocabulary.control.sync))
-        self._state = _Main.WRITING
+        self._state = _MainState.WRITING
         return actions
 
     def _rewrite(self, first: WrittenChunk, joined: tuple[int, ...]) -> Rewrite:
@@ -258,9 +258,9 @@ class Interpreter:
         return Rewrite(joined, first.thread, ids, position)
 
     def _end_main(self, end: int | None) -> list[Action]:
-        if self._state is not _Main.ENDED:
+        if self._state is not _MainState.ENDED:
             self._end_run()
-            self._state, self.end = _Main.ENDED, end
+            self._state, self.end = _MainState.ENDED, end
         return []
 
     def cut_off(self) -> list[Action]:
@@ -292,5 +292,5 @@ class Interpreter:
 
     def _end_run(self) -> None:
         if self._run:
-            self.segments.append(Run(tuple(self._run)))
+            self.segments.append(MainRun(tuple(self._run)))
             self._run.clear()

@@ -19,7 +19,7 @@ from pasta_decoding.answer.events import (
     Trimmed,
 )
 from pasta_decoding.answer.interpreter import Interpreter
-from pasta_decoding.answer.sampler import Choice
+from pasta_decoding.answer.sampler import SampledToken
 from pasta_decoding.answer.text import AnswerText, ThreadText, fed_count, tree_of
 from pasta_decoding.lang.layout import (
     MAIN,
@@ -30,11 +30,11 @@ from pasta_decoding.lang.layout import (
     lay_out,
     lay_out_rows,
 )
-from pasta_decoding.lang.tree import Tree, show, strip
+from pasta_decoding.lang.tree import Tree, strip, text_form
 
 
 @dataclass(slots=True)
-class Sent:
+class ServerUsage:
     """What one answer has asked servers for.
 
     requests:      completions asked for, retries among them,
@@ -50,7 +50,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
+class FedToken:
     """One token that the engine computed. Steps count from 1; the prefill is not traced."""
 
     step: int
@@ -76,12 +76,12 @@ class Trace:
     reused_tokens: int = 0
     prefill_s: float = 0.0
     rewritten_tokens: int = 0
-    sent: Sent | None = None
-    fed: list[Fed] = field(default_factory=list)
+    sent: ServerUsage | None = None
+    fed: list[FedToken] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
 
     def feed(self, thread: int, token: int, position: int) -> None:
-        self.fed.append(Fed(len(self.step_s) + 1, thread, token, position))
+        self.fed.append(FedToken(len(self.step_s) + 1, thread, token, position))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Answer:
 
     @property
     def annotated(self) -> str:
-        return show(self.tree)
+        return text_form(self.tree)
 
     @property
     def finish_reason(self) -> str:
@@ -177,7 +177,7 @@ class OutputRecorder:
         self._texts[MAIN] = ThreadText(self.interpreter.vocabulary.decode)
         self._order = AnswerText(self.interpreter.rules.stop)
 
-    def take(self, thread: int, choice: Choice) -> list[Action]:
+    def take(self, thread: int, choice: SampledToken) -> list[Action]:
         """Take a token of `thread`; return what an engine has to do, to its end at a stop string.
 
         A chunk that ends the whole answer means its own end.

@@ -21,10 +21,10 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from pasta_decoding.answer.constraints import NOTHING, Constraint
+from pasta_decoding.answer.constraints import NO_IDS, Constraint
 from pasta_decoding.answer.events import TokenLogprobs
 from pasta_decoding.answer.request import SamplingParams
-from pasta_decoding.answer.vocabulary import Ids
+from pasta_decoding.answer.vocabulary import IdArray
 
 Logits = npt.NDArray[np.float32]
 
@@ -34,7 +34,7 @@ UNIT = 2.0**-32
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SampledToken:
     """A token, and whether the constraint overruled what the model would have written."""
 
     token: int
@@ -46,12 +46,12 @@ class Choice:
 class Adjustment:
     """Some logits first: one above 0 is divided by its factor, one below multiplied; then added."""
 
-    ids: Ids
+    ids: IdArray
     factors: npt.NDArray[np.float32]
     added: npt.NDArray[np.float32]
 
     @classmethod
-    def of(cls, added: Mapping[int, float], divided: Ids, factor: float) -> Adjustment:
+    def of(cls, added: Mapping[int, float], divided: IdArray, factor: float) -> Adjustment:
         """Add some numbers, and divide (or multiply) the logits of some ids by a factor."""
         own = np.array(list(added), dtype=np.int64)
         ids = np.union1d(own, divided)
@@ -95,7 +95,7 @@ class Sampler:
         index: int,
         bias: Mapping[int, float],
         text: Iterable[int] = (),
-        prompt: Ids = NOTHING,
+        prompt: IdArray = NO_IDS,
     ) -> RowParams:
         """Return how the `index`-th token is sampled; penalties are for `text` and `prompt`."""
         params, counts = self.params, Counter(text)
@@ -105,7 +105,7 @@ class Sampler:
         for token, times in counts.items():
             cost = params.presence_penalty + params.frequency_penalty * times
             added[token] = added.get(token, 0.0) - cost
-        factor, repeated = params.repetition_penalty, NOTHING
+        factor, repeated = params.repetition_penalty, NO_IDS
         if factor != 1:
             repeated = np.union1d(prompt, np.array(list(counts), dtype=np.int64))
         changed = added or len(repeated)
@@ -115,7 +115,7 @@ class Sampler:
 
     def accept(
         self, row: RowParams, wanted: int, logits: Callable[[], Logits], allowed: Constraint
-    ) -> Choice:
+    ) -> SampledToken:
         """Take the winner among all tokens, or else among the allowed ones.
 
         `logits` fetches the row where that is needed.
@@ -124,13 +124,13 @@ class Sampler:
         if not admitted and only is not None and len(only) == 1:
             token = int(only[0])
         elif not admitted:
-            token = sampled(logits(), row, allowed)
+            token = sample_token(logits(), row, allowed)
         top = self.params.logprobs
         reported = None if top is None else logprobs_of(logits(), token, top)
-        return Choice(token, not admitted and not allowed.forced, reported)
+        return SampledToken(token, not admitted and not allowed.forced, reported)
 
 
-def sampled(logits_V: Logits, row: RowParams, allowed: Constraint | None = None) -> int:
+def sample_token(logits_V: Logits, row: RowParams, allowed: Constraint | None = None) -> int:
     """Return the token that wins among all, or among the allowed ones."""
     if row.adjustment is not None:
         logits_V = row.adjustment.apply(logits_V)

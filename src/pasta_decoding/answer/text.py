@@ -7,10 +7,10 @@ that completes it. So what is kept does not depend on which thread was faster.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pasta_decoding.answer.events import Closed, Delta, Event, Finished, Opened, Placed, Trimmed
+from pasta_decoding.answer.events import Closed, Delta, Event, Finished, Opened, ShownToken, Trimmed
 from pasta_decoding.answer.request import Rules
 from pasta_decoding.answer.vocabulary import FRAGMENT, Decode, Vocabulary
-from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment, SyncRun
+from pasta_decoding.lang.layout import MAIN, ChunkRun, MainRun, PromiseRun, Segment, SyncRun
 from pasta_decoding.lang.tree import Chunk, Node, Span, Sync, Tree, valid_tokens, valid_topic
 
 # A character has at most four bytes, hence tokens; what is longer undecodable stays so.
@@ -69,7 +69,7 @@ class AnswerText:
     _ends_after: int | None = None
     _held: str = ""
     _shown_chars: int = 0
-    _tokens: list[Placed] = field(default_factory=list)
+    _tokens: list[ShownToken] = field(default_factory=list)
 
     def feed(self, event: Event) -> str:
         match event:
@@ -87,7 +87,7 @@ class AnswerText:
             self._add(delta)
         return self._show(isinstance(event, Finished))
 
-    def take_tokens(self) -> tuple[Placed, ...]:
+    def take_tokens(self) -> tuple[ShownToken, ...]:
         """Return the tokens of which something has been shown since the last call."""
         shown = [one for one in self._tokens if one.start < self._shown_chars]
         del self._tokens[: len(shown)]
@@ -107,7 +107,7 @@ class AnswerText:
         start = self._shown_chars + len(self._held)
         left = None if self._ends_after is None else max(0, self._ends_after - start)
         if not self.stopped and left != 0:
-            self._tokens += [Placed(start, token) for token in delta.logprobs]
+            self._tokens += [ShownToken(start, token) for token in delta.logprobs]
             self._held += delta.text[:left]
             places = [(self._held.find(stop), len(stop)) for stop in self.stops]
             if found := [(place + chars, place) for place, chars in places if place >= 0]:
@@ -138,7 +138,7 @@ def tree_of(segments: Sequence[Segment], vocabulary: Vocabulary, *, cut_off: boo
     for place, segment in enumerate(segments, start=1):
         whole = not cut_off or place < len(segments)
         match segment:
-            case Run(ids):
+            case MainRun(ids):
                 text = stretch_text(ids, vocabulary.decode, whole=whole)
                 if text:
                     nodes.append(Span(text))
@@ -174,7 +174,7 @@ def joined_text(segments: Sequence[Segment]) -> list[int]:
     chunks: list[int] = []
     for segment in segments:
         match segment:
-            case Run():
+            case MainRun():
                 ids += segment.ids
             case ChunkRun():
                 chunks += segment.ids[1:]
@@ -196,8 +196,8 @@ def first_tokens(segments: Sequence[Segment], tokens: int) -> list[Segment]:
         if left < (len(segment.ids) + 2 if isinstance(segment, PromiseRun) else 1):
             break
         match segment:
-            case Run(ids, forced):
-                kept.append(Run(ids[:left], forced))
+            case MainRun(ids, forced):
+                kept.append(MainRun(ids[:left], forced))
             case ChunkRun(ids, closed):
                 kept.append(ChunkRun(ids[:left], closed=closed and left > len(ids)))
             case _:
@@ -223,7 +223,7 @@ def within_limits(
 def _pieces(segments: Sequence[Segment], vocabulary: Vocabulary) -> Iterator[tuple[int, str]]:
     """Yield the text in reading order as it becomes certain, and of how many more tokens."""
     for segment in segments:
-        if not isinstance(segment, Run | ChunkRun):
+        if not isinstance(segment, MainRun | ChunkRun):
             yield fed_count([segment]), ""
             continue
         opening = isinstance(segment, ChunkRun)

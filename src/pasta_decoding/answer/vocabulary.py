@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pasta_decoding.lang.control import ControlTokens
 from pasta_decoding.lang.tree import NOT_IN_TOPIC
 
-Ids = npt.NDArray[np.int64]
+IdArray = npt.NDArray[np.int64]
 Decode = Callable[[Sequence[int]], str]
 
 FRAGMENT = "\N{REPLACEMENT CHARACTER}"
@@ -41,11 +41,11 @@ class Vocabulary:
     eos_ids: frozenset[int]
     end: int
 
-    def ids_where(self, holds: Callable[[str], bool], *, also: Collection[int] = ()) -> Ids:
+    def ids_where(self, holds: Callable[[str], bool], *, also: Collection[int] = ()) -> IdArray:
         found = {token for token, text in enumerate(self.texts) if holds(text)}
         return np.array(sorted(found | set(also)), dtype=np.int64)
 
-    def ids_of_words(self, folded: Sequence[str]) -> Ids:
+    def ids_of_words(self, folded: Sequence[str]) -> IdArray:
         """Return the ids whose text, as `fold_topic` has it, is one of `folded` and not empty."""
         found = [token for words in folded for token in self._ids_by_words.get(words, ())]
         return np.array(found, dtype=np.int64)
@@ -58,15 +58,15 @@ class Vocabulary:
                 ids.setdefault(words, []).append(token)
         return ids
 
-    def control_but(self, free: Collection[int]) -> Ids:
+    def control_but(self, free: Collection[int]) -> IdArray:
         return np.array(sorted(self.control.ids - set(free)), dtype=np.int64)
 
     @cached_property
-    def promise_close_ids(self) -> Ids:
+    def promise_close_ids(self) -> IdArray:
         return np.array(sorted(self.control.promise_close.values()), dtype=np.int64)
 
     @cached_property
-    def not_in_topic(self) -> Ids:
+    def not_in_topic(self) -> IdArray:
         """Whatever may not stand in a topic, closing tokens left out of it."""
         kept = self.control.ids - set(self.promise_close_ids.tolist())
         return np.setdiff1d(
@@ -74,18 +74,18 @@ class Vocabulary:
         )
 
     @cached_property
-    def not_topic_end(self) -> Ids:
+    def not_topic_end(self) -> IdArray:
         """Punctuation alone, which tells no two topics apart, and parts of a character."""
         return self.ids_where(
             lambda text: FRAGMENT in text or (text != "" and not any(map(str.isalnum, text)))
         )
 
     @cached_property
-    def starts_word(self) -> Ids:
+    def starts_word(self) -> IdArray:
         return self.ids_where(lambda text: text[:1].isspace())
 
     @cached_property
-    def not_chunk_start(self) -> Ids:
+    def not_chunk_start(self) -> IdArray:
         """What a chunk may not begin with: white space, nothing visible, control tokens, an end."""
         also = self.control.ids | self.eos_ids
         return self.ids_where(lambda text: not text or text[0].isspace(), also=also)

@@ -19,7 +19,7 @@ from pasta_decoding.answer.request import Rules
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.model import Model
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.layout import ChunkRun, Run
+from pasta_decoding.lang.layout import ChunkRun, MainRun
 
 if TYPE_CHECKING:
     from pasta_decoding.answer.record import Answer
@@ -197,6 +197,6 @@ def _loaded(model: Any, tokenizer: Any, config: Any) -> LoadedModel:
 def _plain_ids(decoder: LocalDecoder, answer: Answer) -> list[int]:
     """Return the tokens that a reader sees, in reading order, and the end if the model wrote it."""
     control = decoder.vocabulary.control.ids
-    texts = [one.ids for one in answer.segments if isinstance(one, Run | ChunkRun)]
+    texts = [one.ids for one in answer.segments if isinstance(one, MainRun | ChunkRun)]
     ids = [token for text in texts for token in text if token not in control]
     return ids if answer.end is None else [*ids, answer.end]

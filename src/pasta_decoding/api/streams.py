@@ -10,10 +10,10 @@ from queue import Empty, SimpleQueue
 from typing import Self, TypeVar
 
 from pasta_decoding.answer.events import Event, Progress
-from pasta_decoding.answer.record import Answer, Sent
+from pasta_decoding.answer.record import Answer, ServerUsage
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.measures import tokens_per_step
-from pasta_decoding.lang.tree import Chunk, Tree, show
+from pasta_decoding.lang.tree import Chunk, Tree, text_form
 from pasta_decoding.scheduling.loop import Cancel, Failure, Listener, News
 
 Item = TypeVar("Item")
@@ -88,12 +88,12 @@ class Result:
     seconds: float
     queue_s: float
     first_token_s: float | None
-    sent: Sent | None = None
+    sent: ServerUsage | None = None
 
     @property
     def annotated(self) -> str:
         """The text form of `tree`, tags and escapes included."""
-        return show(self.tree)
+        return text_form(self.tree)
 
     @property
     def tokens_per_step(self) -> float:

@@ -17,7 +17,7 @@ from typer import Option
 from pasta_decoding.data.rows import Row
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.measures import geometric_mean, ideal_speedup
-from pasta_decoding.lang.tree import Chunk, Sync, has_chunk, read, show, strip
+from pasta_decoding.lang.tree import Chunk, Sync, has_chunk, read, strip, text_form
 
 GRAM_WORDS = 8
 OF_THEIRS = 0.5
@@ -73,7 +73,7 @@ def select_rows(
             dropped[reason] += 1
             continue
         of_prompt[key[0]] += 1
-        kept[key] = replace(row, response=show(tree))
+        kept[key] = replace(row, response=text_form(tree))
     return list(kept.values()), dropped
 
 

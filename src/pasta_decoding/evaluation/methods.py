@@ -20,7 +20,7 @@ from pasta_decoding.data.rows import Question
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.records import Record, record_of
-from pasta_decoding.lang.tree import Span, show
+from pasta_decoding.lang.tree import Span, text_form
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, BaseModel, named_base
 from pasta_decoding.models.load import NO_ADAPTER
 from pasta_decoding.scheduling.asking import DecodingTask
@@ -164,7 +164,7 @@ def ask_hf(
     return Record(
         **asdict(question),
         text=text,
-        annotated=show((Span(text),)) if text else "",
+        annotated=text_form((Span(text),)) if text else "",
         plain_tokens=decoder.plain_tokens(text),
         critical_path=len(passes) - 1,  # the first one is the prefill
         fed_tokens=len(ids),

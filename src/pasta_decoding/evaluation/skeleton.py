@@ -24,7 +24,16 @@ from pasta_decoding.data.rows import Question
 from pasta_decoding.evaluation.methods import Ask, of_question
 from pasta_decoding.evaluation.records import Record, record_of
 from pasta_decoding.lang.measures import repetitions
-from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, show, strip, valid_tokens, valid_topic
+from pasta_decoding.lang.tree import (
+    Chunk,
+    Node,
+    Span,
+    Tree,
+    strip,
+    text_form,
+    valid_tokens,
+    valid_topic,
+)
 from pasta_decoding.scheduling.asking import DecodingTask
 from pasta_decoding.scheduling.decoder import LocalDecoder
 
@@ -128,7 +137,7 @@ def _record_of_points(
     return Record(
         **asdict(question),
         text=text,
-        annotated=show(tree),
+        annotated=text_form(tree),
         plain_tokens=decoder.plain_tokens(text),
         critical_path=max(answer.critical_path for answer in answers),
         fed_tokens=sum(answer.fed_tokens for answer in answers),

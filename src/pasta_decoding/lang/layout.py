@@ -33,7 +33,7 @@ class Joining(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MainRun:
     """Main-thread text. `forced` ids at its end were not the model's choice (a prompt: all)."""
 
     ids: tuple[int, ...]
@@ -64,7 +64,7 @@ class SyncRun:
     id: int
 
 
-Segment = Run | PromiseRun | ChunkRun | SyncRun
+Segment = MainRun | PromiseRun | ChunkRun | SyncRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class _Builder:
             "a chunk follows its promise directly, and nothing else does"
         )
         match segment:
-            case Run(ids, forced):
+            case MainRun(ids, forced):
                 self._add_run(ids, forced)
             case PromiseRun(ids, promised, forced):
                 self._add_run(ids, forced)

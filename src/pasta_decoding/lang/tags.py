@@ -64,12 +64,12 @@ class Sync:
     source: str = "<sync/>"
 
 
-Event = Text | Promise | AsyncOpen | AsyncClose | Sync
+TagEvent = Text | Promise | AsyncOpen | AsyncClose | Sync
 
 
-def parse(text: str) -> list[Event]:
+def parse(text: str) -> list[TagEvent]:
     """Return the events of a whole text, whatever it holds."""
-    events: list[Event] = []
+    events: list[TagEvent] = []
     said, begin, done = "", 0, 0  # the text since the last tag, where that ended, and what is read
     for found in _WITH_BACKSLASHES.finditer(text):
         backslashes, source = found.groups()
@@ -84,7 +84,7 @@ def parse(text: str) -> list[Event]:
     return [*events, Text(begin, said)] if said else events
 
 
-def _tag(pos: int, source: str) -> Event:
+def _tag(pos: int, source: str) -> TagEvent:
     match source:
         case "<async>":
             return AsyncOpen(pos)

@@ -39,11 +39,11 @@ class Sync:
 
 Node = Span | Chunk | Sync
 Tree = tuple[Node, ...]
-Report = Callable[[int, str], None]
+RuleReporter = Callable[[int, str], None]
 """Called with a source position and the rule of lang/check.py that is broken there."""
 
 
-def read(text: str, report: Report = lambda _pos, _rule: None) -> Tree:
+def read(text: str, report: RuleReporter = lambda _pos, _rule: None) -> Tree:
     """Return the meaning of a response in the text form, whatever it holds."""
     reader, events = _Reader(report), iter(tags.parse(text))
     for event in events:
@@ -52,7 +52,7 @@ def read(text: str, report: Report = lambda _pos, _rule: None) -> Tree:
     return tuple(reader.nodes)
 
 
-def show(tree: Tree) -> str:
+def text_form(tree: Tree) -> str:
     """Return the text form of a normal tree; `read` is its exact inverse.
 
     Normal: no empty or adjacent spans, syncs only behind a chunk that none joined yet, topics
@@ -111,12 +111,12 @@ def _show_node(node: Node, *, before_tag: bool) -> str:
 
 @dataclass
 class _Reader:
-    report: Report
+    report: RuleReporter
     nodes: list[Node] = field(default_factory=list)
     promise: tags.Promise | None = None
     unjoined: bool = False
 
-    def read(self, event: tags.Event, behind: Iterator[tags.Event]) -> None:
+    def read(self, event: tags.TagEvent, behind: Iterator[tags.TagEvent]) -> None:
         """Read an event of the main thread; if it opens a chunk, also what is `behind` it."""
         match event:
             case tags.Text(_, text):
@@ -137,14 +137,14 @@ class _Reader:
             self.report(self.promise.pos, "promise-without-async")
         self.promise = None
 
-    def _add_chunk(self, promise: tags.Promise, pos: int, behind: Iterator[tags.Event]) -> None:
+    def _add_chunk(self, promise: tags.Promise, pos: int, behind: Iterator[tags.TagEvent]) -> None:
         if promise.pos + len(promise.source) != pos:
             self.report(pos, "space-before-async")
         text = _chunk_text(pos, behind, self.report)
         self.nodes.append(Chunk(valid_topic(promise.topic), valid_tokens(promise.tokens), text))
         self.promise, self.unjoined = None, True
 
-    def _read_tag(self, event: tags.Event) -> None:
+    def _read_tag(self, event: tags.TagEvent) -> None:
         match event:
             case tags.Promise():
                 self.promise = event
@@ -159,7 +159,7 @@ class _Reader:
                 self.report(pos, "idle-sync")
 
 
-def _chunk_text(begin: int, behind: Iterator[tags.Event], report: Report) -> str:
+def _chunk_text(begin: int, behind: Iterator[tags.TagEvent], report: RuleReporter) -> str:
     """Read a chunk to its end, which may be the end of the response."""
     texts: list[str] = []
     for event in behind:

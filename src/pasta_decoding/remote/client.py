@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx2 as httpx
 
-from pasta_decoding.answer.guided import GuidedParams, Kind
-from pasta_decoding.answer.record import Sent
+from pasta_decoding.answer.guided import GuidedParams, GuideKind
+from pasta_decoding.answer.record import ServerUsage
 from pasta_decoding.errors import excerpt
 from pasta_decoding.remote.stream import BAN, Completion, CompletionReader, RemoteError, checked_key
 
@@ -74,7 +74,7 @@ class Lease:
     """The place of one answer at one replica, and what it has asked for."""
 
     replica: Replica
-    sent: Sent = field(default_factory=Sent)
+    sent: ServerUsage = field(default_factory=ServerUsage)
     session: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
@@ -175,7 +175,7 @@ class ReplicaPool:
             max_tokens=2,
             stops=(),
             bias=dict.fromkeys(verdicts, BAN),
-            params=replace(params, kind=Kind.check, verdicts=verdicts),
+            params=replace(params, kind=GuideKind.check, verdicts=verdicts),
         )
         try:
             async with aclosing(self._reply(replica, check, Lease(replica), guided=True)) as tokens:

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2 as httpx
 
-from pasta_decoding.answer.record import Answer, Sent
+from pasta_decoding.answer.record import Answer, ServerUsage
 from pasta_decoding.answer.request import Request, SamplingParams
 from pasta_decoding.answer.sampler import Sampler
 from pasta_decoding.engines.base import Limits
@@ -50,7 +50,7 @@ class RemoteDecoder(Decoder):
         self,
         *,
         max_requests: int | None = None,
-        on_sent: Callable[[Sent], object] = lambda _sent: None,
+        on_sent: Callable[[ServerUsage], object] = lambda _sent: None,
         **_options: Any,
     ) -> RemoteScheduler:
         return RemoteScheduler(self, max_requests, on_sent)
@@ -73,7 +73,7 @@ class RemoteScheduler:
 
     decoder: RemoteDecoder
     max_requests: int | None
-    on_sent: Callable[[Sent], object]
+    on_sent: Callable[[ServerUsage], object]
 
     def __post_init__(self) -> None:
         self._places = asyncio.Semaphore(self.max_requests) if self.max_requests else nullcontext()

@@ -21,9 +21,9 @@ from pasta_decoding.answer.constraints import Constraint
 from pasta_decoding.answer.events import Action, Append, CloseChunk, Fork, Progress, Rewrite
 from pasta_decoding.answer.guided import guided_params
 from pasta_decoding.answer.interpreter import Interpreter
-from pasta_decoding.answer.record import Answer, Fed, OutputRecorder
+from pasta_decoding.answer.record import Answer, FedToken, OutputRecorder
 from pasta_decoding.answer.request import Request
-from pasta_decoding.answer.sampler import Choice
+from pasta_decoding.answer.sampler import SampledToken
 from pasta_decoding.answer.vocabulary import Vocabulary
 from pasta_decoding.lang.layout import MAIN, Joining
 from pasta_decoding.lang.positions import SHARED_MAX
@@ -147,13 +147,13 @@ class AnswerWriter:
     def _feed(self, thread: int, token: int, position: int) -> None:
         self.contexts[thread].append(token)
         self.steps[thread] += 1
-        self.trace.fed.append(Fed(self.steps[thread], thread, token, position))
+        self.trace.fed.append(FedToken(self.steps[thread], thread, token, position))
 
     def _feed_again(self, ids: Sequence[int], position: int) -> None:
         self.contexts[MAIN] += ids
         self.steps[MAIN] = step = max(self.steps.values()) + 1
         self.trace.rewritten_tokens += len(ids)
-        self.trace.fed += [Fed(step, MAIN, token, position + n) for n, token in enumerate(ids)]
+        self.trace.fed += [FedToken(step, MAIN, token, position + n) for n, token in enumerate(ids)]
 
 
 @dataclass
@@ -164,7 +164,7 @@ class ThreadStream:
     thread: int
     _tokens: AsyncGenerator[int] | None = None
 
-    async def choose(self) -> Choice:
+    async def choose(self) -> SampledToken:
         refused: set[int] = set()
         while not (allowed := self._allowed()).forced:
             token = await (self._instead(allowed, refused) if refused else self._next())
@@ -172,14 +172,14 @@ class ThreadStream:
             if allowed.forced:
                 break
             if allowed.admits(token):
-                return Choice(token, intervened=bool(refused))
+                return SampledToken(token, intervened=bool(refused))
             if token in refused:
                 about = f"the server insists on the token {token}"
                 raise RemoteError(f"{about}, which `logit_bias` forbids")
             refused.add(token)
             await self.put_down()
         assert allowed.only is not None, "a limit leaves a choice of ids"
-        return Choice(int(allowed.only[0]), intervened=False)
+        return SampledToken(int(allowed.only[0]), intervened=False)
 
     async def put_down(self) -> None:
         if self._tokens is not None:

@@ -1,4 +1,4 @@
-"""`sampler.sampled`, for all rows of a step at once, on the device that holds the logits.
+"""`sampler.sample_token`, for all rows of a step at once, on the device that holds the logits.
 
 The noise is the same, so the tokens are, but for near-ties; chosen ids alone leave the device.
 Nothing is waited for but them.

@@ -20,8 +20,8 @@ from pasta_decoding.answer.events import (
 from pasta_decoding.answer.interpreter import Interpreter
 from pasta_decoding.answer.record import Answer, OutputRecorder, Trace
 from pasta_decoding.answer.request import Request
-from pasta_decoding.answer.sampler import RowParams, sampled
-from pasta_decoding.answer.vocabulary import Ids
+from pasta_decoding.answer.sampler import RowParams, sample_token
+from pasta_decoding.answer.vocabulary import IdArray
 from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.scheduling.admission import (
@@ -77,7 +77,7 @@ class Generation:
     error: BaseException | None = None
     recorder: OutputRecorder = field(init=False)
     trace: Trace = field(init=False)
-    _prompt_ids: Ids = field(init=False)
+    _prompt_ids: IdArray = field(init=False)
 
     def __post_init__(self) -> None:
         known = self.interpreter.vocabulary
@@ -184,7 +184,7 @@ class Generation:
 
     def choose(self, thread: int, logits_V: FloatArray) -> None:
         row = self.row_params(thread)
-        self.accept(thread, row, sampled(logits_V, row), lambda: logits_V)
+        self.accept(thread, row, sample_token(logits_V, row), lambda: logits_V)
 
     def row_params(self, thread: int) -> RowParams:
         """Return how the next token of `thread` is sampled."""

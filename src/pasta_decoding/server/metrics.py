@@ -5,7 +5,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from pasta_decoding.answer.record import Answer, Sent
+from pasta_decoding.answer.record import Answer, ServerUsage
 from pasta_decoding.scheduling.scheduler import Activity
 
 WIDTHS = {"buckets": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)}
@@ -71,7 +71,7 @@ class Metrics:
             self.count("steps")
             self.observe("step_width", width)
 
-    def sent(self, sent: Sent) -> None:
+    def sent(self, sent: ServerUsage) -> None:
         for name in ("requests", "corrections", "prompt_tokens", "cached_tokens"):
             self.count(f"remote_{name}", getattr(sent, name) or 0)
 

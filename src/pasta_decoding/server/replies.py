@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from pasta_decoding import __version__
-from pasta_decoding.answer.events import Placed, TokenLogprobs
+from pasta_decoding.answer.events import ShownToken, TokenLogprobs
 from pasta_decoding.answer.record import Answer
 from pasta_decoding.answer.vocabulary import FRAGMENT
 from pasta_decoding.scheduling.decoder import Decoder
@@ -44,7 +44,7 @@ class Reply(Response):
         }
         self._ended: dict[int, Answer] = {}
         self._texts: list[list[str]] = [[] for _ in range(answers.choices)]
-        self._tokens: list[list[Placed]] = [[] for _ in range(answers.choices)]
+        self._tokens: list[list[ShownToken]] = [[] for _ in range(answers.choices)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Reply; every way out closes the answers."""
@@ -109,7 +109,7 @@ class Reply(Response):
         self,
         index: int,
         text: str,
-        tokens: Sequence[Placed],
+        tokens: Sequence[ShownToken],
         ended: Answer | None = None,
         *,
         events: Sequence[dict[str, Any]] = (),
@@ -125,7 +125,7 @@ class Reply(Response):
             return schema.ChatChunkChoice(**known, delta=schema.ChatDelta(content=text or None))
         return schema.TextChoice(**known, text=text)
 
-    def _logprobs(self, tokens: Sequence[Placed]) -> schema.Wire | None:
+    def _logprobs(self, tokens: Sequence[ShownToken]) -> schema.Wire | None:
         if self._asked.alternatives is None:
             return None
         ranked = [self._ranked(one.logprobs, self._asked.alternatives) for one in tokens]

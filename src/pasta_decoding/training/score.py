@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from pasta_decoding.data.rows import Question
 from pasta_decoding.lang import measures
-from pasta_decoding.lang.layout import ChunkRun, Run, lay_out
+from pasta_decoding.lang.layout import ChunkRun, MainRun, lay_out
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import read, strip
 from pasta_decoding.models.load import load_model
@@ -119,7 +119,7 @@ def likelihood_rate(base: Path, adapter: Path, *, dtype: str, device: str = "cpu
 
     def rate(instruction: str, texts: Sequence[str]) -> list[float]:
         prompt = encoder.encode([Message("user", instruction)])
-        runs = [Run(tuple(encoder.encode_text(text)) if text else ()) for text in texts]
+        runs = [MainRun(tuple(encoder.encode_text(text)) if text else ()) for text in texts]
         layouts = [
             lay_out(prompt, [run], scheme, async_close=close, end=loaded.end) for run in runs
         ]

@@ -27,8 +27,8 @@ from pasta_decoding.lang.layout import (
     ChunkRun,
     Joining,
     Layout,
+    MainRun,
     PromiseRun,
-    Run,
     Segment,
     SyncRun,
     lay_out,
@@ -232,7 +232,7 @@ def segments_of(tree: Tree, control: ControlTokens, encoder: PromptEncoder) -> l
     for node in tree:
         match node:
             case Span(text):
-                segments.append(Run(tuple(encoder.encode_text(text, behind=bool(segments)))))
+                segments.append(MainRun(tuple(encoder.encode_text(text, behind=bool(segments)))))
             case Chunk(topic, _, text):
                 body = tuple(encode(text))
                 bucket = control.bucket(len(body))

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from pasta_decoding.answer.constraints import Constraint
-from pasta_decoding.answer.guided import XARG, GuidedParams, Kind, ThreadGrammar, read_params
+from pasta_decoding.answer.guided import XARG, GuidedParams, GuideKind, ThreadGrammar, read_params
 from pasta_decoding.answer.request import GREEDY_BELOW
-from pasta_decoding.answer.vocabulary import Ids, Vocabulary, vocabulary_of
+from pasta_decoding.answer.vocabulary import IdArray, Vocabulary, vocabulary_of
 from pasta_decoding.lang.control import is_reserved
 
 UNKNOWN = -1
@@ -84,7 +84,7 @@ class GuidedRequest:
 
         Where the vocabulary is another, its end is all that may come.
         """
-        if self.guide.kind is Kind.check:
+        if self.guide.kind is GuideKind.check:
             return Constraint.force([self._verdict()])
         if not self._known:
             return Constraint.force([self.served.end])
@@ -102,7 +102,7 @@ class GuidedRequest:
 
     def _begin(self) -> None:
         self._seen = 0
-        if self._known and self.guide.kind is not Kind.check:
+        if self._known and self.guide.kind is not GuideKind.check:
             self._thread = ThreadGrammar(self.served.vocabulary(self.guide), self.guide)
 
     def _verdict(self) -> int:
@@ -199,7 +199,7 @@ def restrict(logits_RV: Tensor, rows: Sequence[tuple[int, Constraint | None, flo
 
     rows: which one, what may stand there if that is known, and the temperature of the draw.
     """
-    banned: list[tuple[int, Ids]] = []
+    banned: list[tuple[int, IdArray]] = []
     for row, allowed, temperature in rows:
         if allowed is None:
             continue

@@ -13,7 +13,7 @@ from typing import Any
 from pasta_decoding.data.lines import append_line, read_lines, refuse_other_settings
 from pasta_decoding.data.rows import Row, write_rows
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.tree import Chunk, Node, Span, show, valid_tokens, valid_topic
+from pasta_decoding.lang.tree import Chunk, Node, Span, text_form, valid_tokens, valid_topic
 
 MAX_TOKENS = 4096
 """A longer response stays plain."""
@@ -58,7 +58,7 @@ FindParts = Callable[[str], Iterable[Part]]
 
 def reject(row: Row, reason: str, cost: Mapping[str, float] | None = None) -> AnnotatedRow:
     """Return a plain row as it stays: in the text form, in which literal tags are escaped."""
-    text = show((Span(row.response),) if row.response else ())
+    text = text_form((Span(row.response),) if row.response else ())
     return AnnotatedRow(replace(row, response=text), reason, cost or {})
 
 
@@ -68,7 +68,7 @@ def by_rule(
     """Annotate by a rule. Raises PastaError for parts that are none."""
     for row in rows:
         tree = tuple(_promised(row, find_parts(row.response), count_tokens))
-        yield AnnotatedRow(replace(row, response=show(tree)))
+        yield AnnotatedRow(replace(row, response=text_form(tree)))
 
 
 def _promised(

@@ -16,7 +16,7 @@ from pasta_decoding.data.annotate.base import AnnotatedRow, reject
 from pasta_decoding.data.endpoint import Endpoint, EndpointError, EndpointMessage, chat, open_client
 from pasta_decoding.data.rows import Row, read_rows
 from pasta_decoding.lang.check import check
-from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, read, show, strip, valid_tokens
+from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, read, strip, text_form, valid_tokens
 
 # Token counts are replaced, and promises are printed anew: mistakes in these cost nothing.
 _MENDED = {"missing-tokens", "bad-tokens", "promise-form"}
@@ -60,7 +60,7 @@ def accept(answer: str, response: str, count_tokens: Callable[[str], int]) -> st
         if isinstance(node, Chunk):
             tokens = valid_tokens(max(1, count_tokens(node.text)))
             nodes[place] = replace(node, tokens=tokens)
-    return before + show(tuple(nodes)) + after
+    return before + text_form(tuple(nodes)) + after
 
 
 def _cut_out(tree: Tree, core: str) -> Tree:
@@ -187,7 +187,7 @@ def introduction() -> tuple[EndpointMessage, ...]:
 
 def _question(row: Row) -> str:
     # The text form of the plain response: what looks like a tag in it carries its backslash.
-    response = show((Span(row.response.strip()),))
+    response = text_form((Span(row.response.strip()),))
     return f"Question:\n\n{row.instruction}\n\nResponse:\n\n{response}"
 
 
