@@ -36,8 +36,10 @@ def test_a_runs_own_settings_are_a_file_of_settings(
 def test_a_file_says_numbers_as_people_write_them(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("learning_rate: 1e-4\nlambda: .inf\nalpha: 1\nprompts: [a, b]\n")
-    found = read_config(path, PreferenceConfig)
-    assert found == {"learning_rate": 1e-4, "lambda_": None, "alpha": 1.0, "prompts": ("a", "b")}
+    config = PreferenceConfig(**read_config(path, PreferenceConfig))
+    assert config == PreferenceConfig(
+        learning_rate=1e-4, lambda_=None, alpha=1.0, prompts=("a", "b")
+    )
     path.write_text("lambda: 2")
     assert read_config(path, PreferenceConfig) == {"lambda_": 2.0}
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from pasta_decoding.cli.console import cache_folder, say
-from pasta_decoding.cli.options import Base, HiddenFields, command
+from pasta_decoding.cli.options import Base, command
 from pasta_decoding.data.rows import Question, Row, question_of, read_pairs, read_prompts, read_rows
 from pasta_decoding.errors import PastaError, errors_as, require
 from pasta_decoding.lang.layout import Joining
@@ -28,7 +28,6 @@ from pasta_decoding.training.config import (
     read_config,
 )
 
-_SFT_KEYS, _PREFERENCE_KEYS = HiddenFields(keys(SftConfig)), HiddenFields(keys(PreferenceConfig))
 _KEYS = "Further keys of --config: "
 
 File = Annotated[
@@ -41,7 +40,7 @@ Out = Annotated[Path, typer.Option(help="Run folder; the same command resumes it
 @command(
     "pasta train sft --data rows.jsonl --out runs/sft",
     "pasta train sft --data rows.jsonl --plain --out runs/baseline",
-    notes=f"{_KEYS}{', '.join(sorted(_SFT_KEYS))}.",
+    notes=f"{_KEYS}{', '.join(sorted(keys(SftConfig)))}.",
 )
 def sft(
     context: typer.Context,
@@ -49,7 +48,7 @@ def sft(
     model: Base = None,
     file: File = None,
     *,
-    config: Annotated[SftConfig, _SFT_KEYS],
+    config: SftConfig,
 ) -> None:
     """Stage 1: finetune on annotated responses (LoRA and the control-token rows, or everything)."""
     found = given(context, file, config)
@@ -71,7 +70,7 @@ def sft(
 @command(
     "pasta train preference --prompts prompts.jsonl --policy runs/sft --baseline runs/baseline "
     "--out runs/preference",
-    notes=f"{_KEYS}{', '.join(sorted(_PREFERENCE_KEYS))}.",
+    notes=f"{_KEYS}{', '.join(sorted(keys(PreferenceConfig)))}.",
 )
 def preference(
     context: typer.Context,
@@ -83,7 +82,7 @@ def preference(
         typer.Option(help="Use the first samples of this run folder: same policy, another lambda."),
     ] = None,
     *,
-    config: Annotated[PreferenceConfig, _PREFERENCE_KEYS],
+    config: PreferenceConfig,
 ) -> None:
     """Stage 2: train on the best and worst of sampled answers (BoNBoN), in rounds."""
     config = PreferenceConfig(**given(context, file, config))

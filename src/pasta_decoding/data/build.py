@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean, quantiles
 from typing import Annotated, Any
 
-from typer import Option
-
 from pasta_decoding.data.rows import Row
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.measures import geometric_mean, ideal_speedup
 from pasta_decoding.lang.tree import Chunk, Sync, has_chunk, read, strip, text_form
+from pasta_decoding.setting import Setting
 
 GRAM_WORDS = 8
 OF_THEIRS = 0.5
@@ -31,12 +30,12 @@ class SelectionLimits:
     """What a row must be to stay. Lengths are in tokens of the model that will be trained."""
 
     max_total_tokens: Annotated[
-        int | None, Option(min=1, help="Leave out longer rows, counted with their prompt.")
+        int | None, Setting("Leave out longer rows, counted with their prompt.", min=1)
     ] = None
-    per_prompt: Annotated[
-        int | None, Option(min=1, help="Keep this many responses of one prompt.")
-    ] = None
-    limit: Annotated[int | None, Option(min=1, help="Keep this many rows in all.")] = None
+    per_prompt: Annotated[int | None, Setting("Keep this many responses of one prompt.", min=1)] = (
+        None
+    )
+    limit: Annotated[int | None, Setting("Keep this many rows in all.", min=1)] = None
 
 
 def select_rows(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from typer import Option
+from pasta_decoding.setting import Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,23 +15,23 @@ class Settings:
     """
 
     host: Annotated[
-        str, Option(help="Address to listen on; only this machine's is safe without a key.")
+        str, Setting("Address to listen on; only this machine's is safe without a key.")
     ] = "127.0.0.1"
-    port: Annotated[int, Option(help="Port; 0 takes a free one.")] = 8000
+    port: Annotated[int, Setting("Port; 0 takes a free one.")] = 8000
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        Option(metavar="LEVEL", help="debug, info (a line for each request), warning or error."),
+        Setting("debug, info (a line for each request), warning or error.", metavar="LEVEL"),
     ] = "warning"
     api_key: Annotated[
         str | None,
-        Option(envvar="PASTA_API_KEY", help="Ask clients for this key.", show_envvar=True),
+        Setting("Ask clients for this key.", envvar="PASTA_API_KEY"),
     ] = None
     origins: Annotated[
         tuple[str, ...],
-        Option("--allow-origin", help="Allow requests from pages of this origin; * allows any."),
+        Setting("Allow requests from pages of this origin; * allows any.", flag="--allow-origin"),
     ] = ()
     answer_tokens: Annotated[
-        int, Option("--max-tokens", min=1, help="Token limit of requests that set none.")
+        int, Setting("Token limit of requests that set none.", flag="--max-tokens", min=1)
     ] = 512
     max_body_bytes: int = 2**20
     body_s: float = 30.0
@@ -42,8 +42,8 @@ class Settings:
 class LoadLimits:
     """How much is done at the same time. `max_queue`: answers that wait; more are refused."""
 
-    max_requests: Annotated[int, Option(min=1, help="Answers written at the same time.")] = 16
+    max_requests: Annotated[int, Setting("Answers written at the same time.", min=1)] = 16
     max_queue: int = 64
     target_ms_per_token: Annotated[
-        float, Option(min=0, help="Run fewer threads if a step would take longer; 0 = off.")
+        float, Setting("Run fewer threads if a step would take longer; 0 = off.", min=0)
     ] = 0.0

@@ -7,31 +7,33 @@ needs torch: `pasta train --help` reads it.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import partial
 from inspect import formatannotation
 from keyword import iskeyword
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from typer import Option
-
 from pasta_decoding.answer.request import Rules
 from pasta_decoding.api.config import check_name
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SCHEMES
+from pasta_decoding.setting import Setting
 
-Key = partial(Option, hidden=True)
-Bf16 = Annotated[bool, Key(help="bfloat16 weights and activations; LoRA stays float32.")]
-ReportTo = Annotated[
-    tuple[Literal["tensorboard", "wandb"], ...], Key(help="Trackers that get the losses as well.")
+Bf16 = Annotated[
+    bool, Setting("bfloat16 weights and activations; LoRA stays float32.", hidden=True)
 ]
-Warmup = Annotated[int, Key(min=0, help="Steps until the peak; a tenth of the run at most.")]
-SaveEvery = Annotated[int, Key(min=1, help="Steps between checkpoints.")]
+ReportTo = Annotated[
+    tuple[Literal["tensorboard", "wandb"], ...],
+    Setting("Trackers that get the losses as well.", hidden=True),
+]
+Warmup = Annotated[
+    int, Setting("Steps until the peak; a tenth of the run at most.", min=0, hidden=True)
+]
+SaveEvery = Annotated[int, Setting("Steps between checkpoints.", min=1, hidden=True)]
 Schedule = Annotated[
     Literal["linear", "cosine", "constant_with_warmup"],
-    Key(help="Course of the learning rate after the warm-up."),
+    Setting("Course of the learning rate after the warm-up.", hidden=True),
 ]
 
 
@@ -39,34 +41,44 @@ Schedule = Annotated[
 class SftConfig:
     """One run of stage 1. `scheme`, `topic` and `joins` are resolved when the run begins."""
 
-    data: Annotated[tuple[str, ...], Option(help="Annotated JSONL (.gz); may be repeated.")] = ()
-    base_name: Annotated[str, Key(help="What the adapter calls its base.")] = ""
-    start: Annotated[str | None, Option(help="Adapter or run folder to continue from.")] = None
-    plain: Annotated[bool, Option("--plain", help="Train without the tags: the baseline.")] = False
-    scheme: Annotated[str, Key(help=f"Positions: {', '.join(SCHEMES)}.")] = "shared-max"
-    topic: Annotated[Literal["required", "none"], Key(help="none: take topics out.")] = "required"
+    data: Annotated[tuple[str, ...], Setting("Annotated JSONL (.gz); may be repeated.")] = ()
+    base_name: Annotated[str, Setting("What the adapter calls its base.", hidden=True)] = ""
+    start: Annotated[str | None, Setting("Adapter or run folder to continue from.")] = None
+    plain: Annotated[bool, Setting("Train without the tags: the baseline.", flag="--plain")] = False
+    scheme: Annotated[str, Setting(f"Positions: {', '.join(SCHEMES)}.", hidden=True)] = "shared-max"
+    topic: Annotated[
+        Literal["required", "none"], Setting("none: take topics out.", hidden=True)
+    ] = "required"
     joins: Annotated[
         tuple[Joining, ...],
-        Option("--join", help="How chunks are read: kv; text for servers. May be repeated."),
+        Setting("How chunks are read: kv; text for servers. May be repeated.", flag="--join"),
     ] = (Joining.kv,)
-    epochs: Annotated[int, Option(min=1, help="Passes over the rows.")] = 3
-    max_steps: Annotated[int | None, Option(min=1, help="Optimiser steps at most.")] = None
-    learning_rate: Annotated[float, Option(min=0, help="Peak of the learning rate.")] = 5e-4
+    epochs: Annotated[int, Setting("Passes over the rows.", min=1)] = 3
+    max_steps: Annotated[int | None, Setting("Optimiser steps at most.", min=1)] = None
+    learning_rate: Annotated[float, Setting("Peak of the learning rate.", min=0)] = 5e-4
     warmup_steps: Warmup = 20
     schedule: Schedule = "linear"
-    lora_rank: Annotated[int, Option(min=0, help="0 trains all weights, not LoRA.")] = 16
-    lora_alpha: Annotated[int | None, Key(min=1, help="Scale of LoRA; else twice the rank.")] = None
-    lora_targets: Annotated[tuple[str, ...], Key(help="Layers with LoRA; else all.")] = ()
-    load_in_4bit: Annotated[bool, Key(help="4-bit base under LoRA (QLoRA); needs a GPU.")] = False
-    max_tokens: Annotated[int, Option("--max-length", min=8, help="Longest row in tokens.")] = 512
-    pack_tokens: Annotated[int, Option(min=8, help="Tokens of one forward pass.")] = 320
-    packs_per_step: Annotated[int, Option(min=1, help="Packs of a step, in all processes.")] = 6
+    lora_rank: Annotated[int, Setting("0 trains all weights, not LoRA.", min=0)] = 16
+    lora_alpha: Annotated[
+        int | None, Setting("Scale of LoRA; else twice the rank.", min=1, hidden=True)
+    ] = None
+    lora_targets: Annotated[
+        tuple[str, ...], Setting("Layers with LoRA; else all.", hidden=True)
+    ] = ()
+    load_in_4bit: Annotated[
+        bool, Setting("4-bit base under LoRA (QLoRA); needs a GPU.", hidden=True)
+    ] = False
+    max_tokens: Annotated[int, Setting("Longest row in tokens.", flag="--max-length", min=8)] = 512
+    pack_tokens: Annotated[int, Setting("Tokens of one forward pass.", min=8)] = 320
+    packs_per_step: Annotated[int, Setting("Packs of a step, in all processes.", min=1)] = 6
     save_every_steps: SaveEvery = 50
-    eval_data: Annotated[tuple[str, ...], Option(help="Held-out JSONL (.gz): log its loss.")] = ()
-    seed: Annotated[int, Option(min=0, help="Seed of row order and new weights.")] = 0
+    eval_data: Annotated[tuple[str, ...], Setting("Held-out JSONL (.gz): log its loss.")] = ()
+    seed: Annotated[int, Setting("Seed of row order and new weights.", min=0)] = 0
     bf16: Bf16 = True
-    gradient_checkpointing: Annotated[bool, Key(help="Less memory, a third more time.")] = False
-    try_prompts: Annotated[int, Key(min=0, help="Prompts to answer at the end.")] = 5
+    gradient_checkpointing: Annotated[
+        bool, Setting("Less memory, a third more time.", hidden=True)
+    ] = False
+    try_prompts: Annotated[int, Setting("Prompts to answer at the end.", min=0, hidden=True)] = 5
     report_to: ReportTo = ()
 
     def __post_init__(self) -> None:
@@ -79,57 +91,68 @@ class SftConfig:
             )
 
 
-def _finite(value: float | None) -> float | None:
-    return None if value is None or math.isinf(value) else value
-
-
 @dataclass(frozen=True, slots=True)
 class PreferenceConfig:
     """One run of stage 2. `engine` and `dtype` are resolved when the run begins.
 
     temperature: BoNBoN is derived for 1, where a small model writes what it never would when it
                  decodes greedily.
+    lambda_:     weight of quality against speed; None is infinity, quality alone.
     """
 
-    prompts: Annotated[tuple[str, ...], Option(help="JSONL (.gz) of prompts; repeatable.")] = ()
-    pairs: Annotated[tuple[str, ...], Option(help="JSONL (.gz) of `chosen`, `rejected`.")] = ()
-    policy: Annotated[str, Option(help="Adapter to sample from and to train.")] = ""
-    baseline: Annotated[str, Option(help="Adapter of the baseline (`train sft --plain`).")] = ""
+    prompts: Annotated[tuple[str, ...], Setting("JSONL (.gz) of prompts; repeatable.")] = ()
+    pairs: Annotated[tuple[str, ...], Setting("JSONL (.gz) of `chosen`, `rejected`.")] = ()
+    policy: Annotated[str, Setting("Adapter to sample from and to train.")] = ""
+    baseline: Annotated[str, Setting("Adapter of the baseline (`train sft --plain`).")] = ""
     engine: Annotated[
         Literal["auto", "fast", "torch", "llama", "remote"],
-        Option(help="Engine that decodes the samples."),
+        Setting("Engine that decodes the samples."),
     ] = "auto"
     base_url: Annotated[
-        tuple[str, ...], Option(help="remote: a vLLM server of the base model; repeatable.")
+        tuple[str, ...], Setting("remote: a vLLM server of the base model; repeatable.")
     ] = ()
-    dtype: Annotated[str, Key(help="Number format of the engine's weights.")] = "auto"
-    device: Annotated[str | None, Option(help="cpu or cuda; else cuda if there is a GPU.")] = None
-    cache_tokens: Annotated[int, Key(min=1, help="Tokens in the engine's KV cache.")] = 16384
+    dtype: Annotated[str, Setting("Number format of the engine's weights.", hidden=True)] = "auto"
+    device: Annotated[str | None, Setting("cpu or cuda; else cuda if there is a GPU.")] = None
+    cache_tokens: Annotated[
+        int, Setting("Tokens in the engine's KV cache.", min=1, hidden=True)
+    ] = 16384
     objective: Annotated[
-        Literal["bonbon", "rejection"], Option(help="rejection: finetune on the best alone.")
+        Literal["bonbon", "rejection"], Setting("rejection: finetune on the best alone.")
     ] = "bonbon"
     lambda_: Annotated[
         float | None,
-        Option("--lambda", min=0, callback=_finite, help="Weight of quality; `inf`: only quality."),
+        Setting("Weight of quality; `inf`: only quality.", flag="--lambda", min=0),
     ] = 1.0
-    rounds: Annotated[int, Option(min=1, help="Each samples from the last adapter.")] = 1
-    samples: Annotated[int, Option(min=2, help="Answers sampled for each prompt.")] = 8
-    temperature: Annotated[float, Key(min=0.1, max=100, help="Of the samples.")] = 1.0
-    baseline_samples: Annotated[int, Key(min=1, help="The baseline's answers a prompt.")] = 4
-    limit: Annotated[int | None, Key(min=1, help="Prompts to take, chosen by the seed.")] = None
-    max_prompt_chars: Annotated[int, Key(min=1, help="Longer prompts are left out.")] = 1000
-    max_tokens: Annotated[int, Option(min=1, help="Longest answer in tokens, with tags.")] = 400
-    max_threads: Annotated[int, Key(min=1, help="Live threads of an answer.")] = 12
-    alpha: Annotated[float, Key(min=0, max=1, help="Weight of the SFT term.")] = 0.005
-    epochs: Annotated[int, Key(min=1, help="Passes over the pairs of a round.")] = 1
-    learning_rate: Annotated[float, Option(min=0, help="Peak of the learning rate.")] = 1e-4
+    rounds: Annotated[int, Setting("Each samples from the last adapter.", min=1)] = 1
+    samples: Annotated[int, Setting("Answers sampled for each prompt.", min=2)] = 8
+    temperature: Annotated[float, Setting("Of the samples.", min=0.1, max=100, hidden=True)] = 1.0
+    baseline_samples: Annotated[
+        int, Setting("The baseline's answers a prompt.", min=1, hidden=True)
+    ] = 4
+    limit: Annotated[
+        int | None, Setting("Prompts to take, chosen by the seed.", min=1, hidden=True)
+    ] = None
+    max_prompt_chars: Annotated[
+        int, Setting("Longer prompts are left out.", min=1, hidden=True)
+    ] = 1000
+    max_tokens: Annotated[int, Setting("Longest answer in tokens, with tags.", min=1)] = 400
+    max_threads: Annotated[int, Setting("Live threads of an answer.", min=1, hidden=True)] = 12
+    alpha: Annotated[float, Setting("Weight of the SFT term.", min=0, max=1, hidden=True)] = 0.005
+    epochs: Annotated[int, Setting("Passes over the pairs of a round.", min=1, hidden=True)] = 1
+    learning_rate: Annotated[float, Setting("Peak of the learning rate.", min=0)] = 1e-4
     warmup_steps: Warmup = 5
     schedule: Schedule = "linear"
-    pairs_per_step: Annotated[int, Key(min=1, help="Pairs of one optimiser step.")] = 4
+    pairs_per_step: Annotated[int, Setting("Pairs of one optimiser step.", min=1, hidden=True)] = 4
     save_every_steps: SaveEvery = 10
-    seed: Annotated[int, Key(min=0, help="Seed of the samples and of the order of pairs.")] = 0
+    seed: Annotated[
+        int, Setting("Seed of the samples and of the order of pairs.", min=0, hidden=True)
+    ] = 0
     bf16: Bf16 = True
     report_to: ReportTo = ()
+
+    def __post_init__(self) -> None:
+        if self.lambda_ == math.inf:  # JSON has no infinity
+            object.__setattr__(self, "lambda_", None)
 
     @property
     def rules(self) -> Rules:
@@ -184,16 +207,16 @@ def _settings(found: dict[Any, Any], hints: dict[str, Any]) -> Iterator[tuple[st
     for key, given in found.items():
         name = f"{key}_" if iskeyword(str(key)) else str(key)
         check_name("setting", name, list(hints))
-        kind, option = get_args(hints[name])
+        kind, setting = get_args(hints[name])
         try:
             value = _parsed(given, kind)
         except (TypeError, ValueError):
             raise PastaError(f"{key} is {given!r}, not {formatannotation(kind)}") from None
-        if value is not None and option.min is not None and not value >= option.min:
-            raise PastaError(f"{key} is {value}, less than {option.min}")
-        if value is not None and option.max is not None and not value <= option.max:
-            raise PastaError(f"{key} is {value}, more than {option.max}")
-        yield name, option.callback(value) if option.callback else value
+        if value is not None and setting.min is not None and not value >= setting.min:
+            raise PastaError(f"{key} is {value}, less than {setting.min}")
+        if value is not None and setting.max is not None and not value <= setting.max:
+            raise PastaError(f"{key} is {value}, more than {setting.max}")
+        yield name, value
 
 
 def _parsed(value: Any, kind: Any) -> Any:
