@@ -10,7 +10,7 @@ import pytest
 
 from pasta_decoding.cli import main
 from pasta_decoding.data.lines import read_lines
-from pasta_decoding.training.config import PreferenceConfig, SftConfig, read_config
+from pasta_decoding.training.config import PreferenceConfig, SftConfig, read_settings_file
 from tests.checkpoint import make_base
 from tests.golden.golden import talkative
 
@@ -60,6 +60,6 @@ def test_the_recipe_goes_from_a_base_to_a_report(
 
 def test_the_papers_setting_is_one_file_for_both_stages() -> None:
     paper = ROOT / "recipes" / "paper.yaml"
-    first = SftConfig(**read_config(paper, SftConfig))
-    second = PreferenceConfig(**read_config(paper, PreferenceConfig))
+    first = SftConfig(**read_settings_file(paper, SftConfig))
+    second = PreferenceConfig(**read_settings_file(paper, PreferenceConfig))
     assert (first.scheme, first.lora_rank, second.samples, second.rounds) == ("reserve", 0, 10, 2)

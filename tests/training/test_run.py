@@ -9,7 +9,7 @@ import pytest
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.training.config import PreferenceConfig, SftConfig, read_config
+from pasta_decoding.training.config import PreferenceConfig, SftConfig, read_settings_file
 from pasta_decoding.training.loop import last_checkpoint
 from pasta_decoding.training.run import identity, refuse_other_run, write_settings
 
@@ -28,7 +28,7 @@ def test_a_runs_own_settings_are_a_file_of_settings(
 ) -> None:
     write_settings(tmp_path, config)
     kind = type(config)
-    assert kind(**read_config(tmp_path / "config.json", kind)) == config
+    assert kind(**read_settings_file(tmp_path / "config.json", kind)) == config
     refuse_other_run(tmp_path, config)
     refuse_other_run(tmp_path / "new", config)
 
@@ -36,12 +36,12 @@ def test_a_runs_own_settings_are_a_file_of_settings(
 def test_a_file_says_numbers_as_people_write_them(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("learning_rate: 1e-4\nlambda: .inf\nalpha: 1\nprompts: [a, b]\n")
-    config = PreferenceConfig(**read_config(path, PreferenceConfig))
+    config = PreferenceConfig(**read_settings_file(path, PreferenceConfig))
     assert config == PreferenceConfig(
         learning_rate=1e-4, lambda_=None, alpha=1.0, prompts=("a", "b")
     )
     path.write_text("lambda: 2")
-    assert read_config(path, PreferenceConfig) == {"lambda_": 2.0}
+    assert read_settings_file(path, PreferenceConfig) == {"lambda_": 2.0}
 
 
 def test_what_a_file_cannot_say_is_named_in_one_line(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_what_a_file_cannot_say_is_named_in_one_line(tmp_path: Path) -> None:
         ("{epochs: 1", "cannot be read: while parsing a flow mapping"),
     ):
         path.write_text(text)
-        message = refusal(lambda: read_config(path, SftConfig))
+        message = refusal(lambda: read_settings_file(path, SftConfig))
         assert message.startswith(str(path))
         assert complaint in message
         assert "\n" not in message

@@ -78,7 +78,7 @@ def build(
         )
     write_rows(out, kept)
     figures = measure_rows(bar(kept, "measuring"), count_tokens)
-    show({"read": len(rows), "dropped": dict(dropped.most_common()), **figures}, as_json)
+    print_measures({"read": len(rows), "dropped": dict(dropped.most_common()), **figures}, as_json)
 
 
 @command()
@@ -89,10 +89,10 @@ def report(
 ) -> None:
     """Report rows, lengths, chunks and ideal speedup of a training set."""
     rows = bar(list(read_rows(source)), "measuring")
-    show(measure_rows(rows, token_counter(model)), as_json)
+    print_measures(measure_rows(rows, token_counter(model)), as_json)
 
 
-def show(figures: dict[str, Any], as_json: bool) -> None:
+def print_measures(figures: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(figures, indent=2))
         return

@@ -78,7 +78,7 @@ def generate(
     with locked(out), bar(desc="answering", total=len(chosen) * len(questions)) as shown:
         found = answer_all(jobs, questions, out, plan, shown.update)
     for label, records in found.items():
-        show(label, records)
+        print_summary(label, records)
 
 
 def settings_of(plan: Plan, config: GenerationConfig, prompts: Path, number: int) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def describe(engine: EngineConfig) -> dict[str, Any]:
     }
 
 
-def show(label: str, records: Sequence[Record]) -> None:
+def print_summary(label: str, records: Sequence[Record]) -> None:
     done = [record for record in records if record.error is None]
     failed = [record for record in records if record.error is not None]
     line = f"{label}: {len(records)} prompts, {len(failed)} failed"

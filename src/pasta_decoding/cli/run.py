@@ -72,7 +72,7 @@ def run(
         if as_json:
             stream = model.stream(question, generation)
             list(stream)
-            typer.echo(json.dumps(figures(stream.result, model, engine), ensure_ascii=False))
+            typer.echo(json.dumps(answer_json(stream.result, model, engine), ensure_ascii=False))
         else:
             stream = answer_shown(model, question, generation, show=show)
         if trace is not None:
@@ -111,7 +111,7 @@ def compare(
             else:
                 say(f"\n{name}: {one.short_name}")
                 result = answer_shown(model, question, how, show=False).result
-            results[name] = {"checkpoint": one.short_name} | figures(result, model, one)
+            results[name] = {"checkpoint": one.short_name} | answer_json(result, model, one)
         del model  # one at a time is in memory
     if as_json:
         typer.echo(json.dumps(results, ensure_ascii=False))
@@ -254,7 +254,7 @@ def chrome_trace(answer: Answer, vocabulary: Vocabulary) -> dict[str, Any]:
     return {"traceEvents": events}
 
 
-def figures(result: Result, model: Model, engine: EngineConfig) -> dict[str, Any]:
+def answer_json(result: Result, model: Model, engine: EngineConfig) -> dict[str, Any]:
     """Return what `--json` prints of one answer. Completion tokens count tags as well."""
     name = engine.adapter_name
     return {

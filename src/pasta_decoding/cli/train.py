@@ -25,7 +25,7 @@ from pasta_decoding.training.config import (
     PreferenceConfig,
     SftConfig,
     keys,
-    read_config,
+    read_settings_file,
 )
 
 _KEYS = "Further keys of --config: "
@@ -114,7 +114,7 @@ def preference(
 
 def given(context: typer.Context, file: Path | None, config: Config) -> dict[str, Any]:
     """Return the settings that a user gave: the file's, and the command line's above them."""
-    found = read_config(file, type(config)) if file else {}
+    found = read_settings_file(file, type(config)) if file else {}
     for name in (one.name for one in fields(config)):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":

@@ -184,7 +184,7 @@ def keys(kind: type[Any]) -> list[str]:
     return [one.name for one in fields(kind) if get_args(hints[one.name])[1].hidden]
 
 
-def read_config(path: Path, kind: type[Any]) -> dict[str, Any]:
+def read_settings_file(path: Path, kind: type[Any]) -> dict[str, Any]:
     """Return the settings in a YAML or JSON file. Raises PastaError, naming what is wrong.
 
     A file for both stages holds those of each under its command's name, `sft` or `preference`.

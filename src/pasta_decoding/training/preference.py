@@ -46,7 +46,7 @@ from pasta_decoding.training.config import SAMPLING, PreferenceConfig
 from pasta_decoding.training.loop import RunTrainer, processes, training_arguments
 from pasta_decoding.training.lora import save, take_up
 from pasta_decoding.training.run import owned, refuse_other_run, tracked, write_settings
-from pasta_decoding.training.sample import Line, Sample, SampleKey, grown, sample_answers
+from pasta_decoding.training.sample import JsonLine, Sample, SampleKey, grown, sample_answers
 from pasta_decoding.training.score import ScoreParts
 from pasta_decoding.training.view import Example, tokens_of
 
@@ -170,7 +170,7 @@ class PreferenceRun:
         known = {(one.prompt, one.number): one for one in samples}
         questions = {prompt.id: prompt for prompt in prompts}
 
-        def measured(missing: Sequence[SampleKey]) -> Iterator[Line]:
+        def measured(missing: Sequence[SampleKey]) -> Iterator[JsonLine]:
             free_memory()
             device = self.config.device or default_device()
             baseline, dtype = Path(self.config.baseline), native_dtype(device)

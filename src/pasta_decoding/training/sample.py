@@ -28,7 +28,7 @@ from pasta_decoding.training.loop import processes, share_of
 from pasta_decoding.training.run import tracked
 
 SampleKey = tuple[str, int]
-Line = dict[str, Any]
+JsonLine = dict[str, Any]
 QUEUED = 16
 """Answers beyond those that fit the engine's cache, so that it is always full."""
 
@@ -106,7 +106,7 @@ def sample_answers(
             truncated=answer.truncated,
         )
 
-    def sampled(missing: Sequence[SampleKey]) -> Iterator[Line]:
+    def sampled(missing: Sequence[SampleKey]) -> Iterator[JsonLine]:
         fitting = config.cache_tokens // rules.max_tokens
         with load() as decoder, closing(decoder.scheduler()) as scheduler:
             asking = (sample(decoder, scheduler, *key) for key in missing)
@@ -117,14 +117,16 @@ def sample_answers(
 
 
 def grown(
-    path: Path, asked: Sequence[SampleKey], make: Callable[[Sequence[SampleKey]], Iterable[Line]]
-) -> list[Line]:
+    path: Path,
+    asked: Sequence[SampleKey],
+    make: Callable[[Sequence[SampleKey]], Iterable[JsonLine]],
+) -> list[JsonLine]:
     """Return a line for each prompt and number asked; those not yet in the file are made.
 
     The processes share them out; all but the main one append to files of their own.
     """
     number = processes().process_index
-    added: list[Line] = []
+    added: list[JsonLine] = []
     own = path.with_stem(f"{path.stem}-{number}") if number else path
     read_lines(own, resume=True)  # without what a kill has torn
     files = path.parent.glob(f"{path.stem}*{path.suffix}")
