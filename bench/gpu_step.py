@@ -30,7 +30,7 @@ from pasta_decoding.answer.request import SamplingParams
 from pasta_decoding.answer.sampler import RowParams
 from pasta_decoding.engines.base import Branch, Feed
 from pasta_decoding.engines.torch import TorchEngine
-from pasta_decoding.scheduling.device_sampler import sampled_rows
+from pasta_decoding.scheduling.device_sampler import sample_tokens
 
 QWEN = {
     "vocab_size": 151_936, "hidden_size": 1536, "intermediate_size": 8960,
@@ -106,7 +106,7 @@ def measure(model: Any, speed: float, options: argparse.Namespace) -> dict[str, 
     for name, params in SAMPLINGS.items():
         drawn = [RowParams(params, (0, row, 0, 0)) for row in range(len(logits_FV))]
         found[f"sample 128 rows, {name}"] = repeated(
-            device, lambda drawn=drawn: sampled_rows(logits_FV, drawn)
+            device, lambda drawn=drawn: sample_tokens(logits_FV, drawn)
         )
     if device == "cuda":
         found["memory_gb"] = round(torch.cuda.max_memory_reserved() / 1e9, 2)

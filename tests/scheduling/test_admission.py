@@ -11,7 +11,7 @@ from pasta_decoding.answer.request import Request, Rules
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.scheduling.admission import (
-    LEAST_QUOTA,
+    MIN_QUOTA,
     Quota,
     ResourceRequest,
     check_request,
@@ -41,8 +41,8 @@ def test_what_is_free_makes_answers_wider_and_lets_them_write_ahead() -> None:
     engine = ScriptedEngine(ENDLESS, SIZE, max_slots=115, max_branches=23)
     wide, taken = sized(5, 30, max_threads=9), ResourceRequest(35, 3)
     assert quota_of(wide, engine, taken) == Quota(ahead_tokens=10, threads=7)
-    assert quota_of(wide, engine, ResourceRequest(115, 23)) == LEAST_QUOTA
-    assert quota_of(sized(5, 30), engine, taken) == LEAST_QUOTA
+    assert quota_of(wide, engine, ResourceRequest(115, 23)) == MIN_QUOTA
+    assert quota_of(sized(5, 30), engine, taken) == MIN_QUOTA
     unlimited = ScriptedEngine(ENDLESS, SIZE)
     assert quota_of(wide, unlimited, taken) == Quota(ahead_tokens=30, threads=9)
 

@@ -13,7 +13,7 @@ from pasta_decoding.answer.request import Request, Rules, SamplingParams
 from pasta_decoding.answer.sampler import Sampler, sample_token
 from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.engines.torch import TorchEngine
-from pasta_decoding.scheduling.device_sampler import sampled_rows
+from pasta_decoding.scheduling.device_sampler import sample_tokens
 from pasta_decoding.scheduling.scheduler import Scheduler
 from tests.answer.play import SIZE, VOCABULARY
 from tests.law.world import OPEN, SCHEME
@@ -37,7 +37,7 @@ def test_a_device_draws_what_the_host_would(
     logits_FV = rows_FV.astype(np.float32)
     draws = [Sampler(one, row).row(row, 3, {}) for row, one in enumerate(samplings)]
     expected = [sample_token(logits_V, one) for logits_V, one in zip(logits_FV, draws, strict=True)]
-    assert sampled_rows(torch.from_numpy(logits_FV), draws) == expected
+    assert sample_tokens(torch.from_numpy(logits_FV), draws) == expected
 
 
 def test_rows_that_are_no_numbers_give_some_token_and_leave_the_others_theirs() -> None:
@@ -45,7 +45,7 @@ def test_rows_that_are_no_numbers_give_some_token_and_leave_the_others_theirs() 
     logits_FV[0] = np.nan
     params = SamplingParams(temperature=1, top_p=0.9, top_k=900)
     draws = [Sampler(params, row).row(0, 0, {}) for row in range(2)]
-    first, second = sampled_rows(torch.from_numpy(logits_FV), draws)
+    first, second = sample_tokens(torch.from_numpy(logits_FV), draws)
     assert 0 <= first < 1000
     assert second == sample_token(logits_FV[1], draws[1])
 

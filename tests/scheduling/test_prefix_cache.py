@@ -13,9 +13,10 @@ from pasta_decoding.answer.request import Request, Rules
 from pasta_decoding.engines.base import Branch, Engine, Feed
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.scheduling.admission import MOST_KEPT, PrefixCache, PrefixEntry, ResourceRequest
+from pasta_decoding.scheduling.admission import ResourceRequest
 from pasta_decoding.scheduling.decoder import answer_of
-from pasta_decoding.scheduling.generation import Generation
+from pasta_decoding.scheduling.generation import FedPrefix, Generation
+from pasta_decoding.scheduling.prefix_cache import MAX_PREFIXES, PrefixCache
 from pasta_decoding.scheduling.scheduler import Scheduler
 from tests.answer.play import SIZE, VOCABULARY
 from tests.examples import few
@@ -118,9 +119,9 @@ def test_what_is_kept_goes_as_soon_as_a_request_needs_the_room() -> None:
 def test_it_takes_at_most_half_of_the_cells_and_some_branches_the_oldest_go_first() -> None:
     engine = ScriptedEngine(ENDLESS, SIZE, max_slots=4000, max_branches=50)
     scheduler = keeping(engine)
-    for number in range(MOST_KEPT + 8):
+    for number in range(MAX_PREFIXES + 8):
         fed(scheduler, asking(*prompt_of(number, 30), A, max_tokens=2, parallel=False))
-    assert scheduler.activity.kept_slots == 33 * MOST_KEPT
+    assert scheduler.activity.kept_slots == 33 * MAX_PREFIXES
     engine = ScriptedEngine(ENDLESS, SIZE, max_slots=200)
     scheduler = keeping(engine)
     for number in (1, 2, 3, 1, 4, 1):
@@ -133,8 +134,8 @@ def test_who_begins_another_is_not_kept_beside_it() -> None:
     engine = ScriptedEngine(ENDLESS, SIZE)
     kept = PrefixCache(engine)
     for ids in ((A, B, C), (A, B, C, A), (A, B), (B, C)):
-        kept.keep(PrefixEntry(ids, branch_of(engine, ids)))
-    assert [one.ids for one in kept._kept] == [(A, B, C, A), (B, C)]
+        kept.keep(FedPrefix(ids, branch_of(engine, ids)))
+    assert [one.ids for one in kept._prefixes] == [(A, B, C, A), (B, C)]
     assert engine.slots_in_use == kept.slots == 6
     kept.make_room(ResourceRequest(10**6, 10**6))
     assert kept.slots == 6, "this engine has room for everything"

@@ -23,7 +23,7 @@ TURNS = 4
 
 
 @torch.inference_mode()
-def sampled_rows(logits_FV: Tensor, rows: Sequence[RowParams]) -> list[int]:
+def sample_tokens(logits_FV: Tensor, rows: Sequence[RowParams]) -> list[int]:
     """Return the token that wins in each row."""
     logits_FV = _adjusted(logits_FV, rows)
     best_F1 = logits_FV.argmax(1, keepdim=True)

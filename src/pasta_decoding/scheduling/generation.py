@@ -24,19 +24,20 @@ from pasta_decoding.answer.sampler import RowParams, sample_token
 from pasta_decoding.answer.vocabulary import IdArray
 from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.scheduling.admission import (
-    LEAST_QUOTA,
-    LEAST_SHARED,
-    PrefixEntry,
-    Quota,
-    ResourceRequest,
-    resources_of,
-)
+from pasta_decoding.scheduling.admission import MIN_QUOTA, Quota, ResourceRequest, resources_of
 from pasta_decoding.scheduling.policy import RunnableThreads
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FedPrefix:
+    """The first tokens that an answer was fed, and a branch that sees them."""
+
+    ids: tuple[int, ...]
+    branch: Branch
+
+
 class ThreadFeed(NamedTuple):
-    """One feed of a forward pass, and the thread that chooses its next token if logits come."""
+    """One feed of a forward pass. If it wants logits, `thread` chooses its next token from them."""
 
     generation: Generation
     thread: int
@@ -45,46 +46,46 @@ class ThreadFeed(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """One answer: it waits, is opened, prefilled, decoded, and ends with an answer or an error.
+    """One answer on an engine: queued, opened, prefilled, decoded, ended by an answer or an error.
 
-    quota:    what it was given beyond its needs, before it is opened.
-    unfed:    tokens that main is fed before it writes: of the prompt, or of a text join's rewrite,
-              during which no other thread writes.
-    prefilled_tokens: the position at which `unfed` goes on.
+    quota:    resources beyond the minimum; set before the answer is opened.
+    unfed:    ids that main is fed before it writes: of the prompt, or of a text join's rewrite. No
+              other thread writes during a rewrite.
+    prefilled_tokens: the position of the first of the `unfed` ids.
     forked_after: tokens of the answer that were fed before its first fork; None before that.
-    rewrite_s: what a text join took up to now; None while there is none.
-    pending:  what each thread has chosen and not been fed yet.
-    live:     the branches of the threads that live; none before it is opened and after its end.
-    joined_branch: sees what finished chunks wrote, until main joins it. One for all of them: an
-                   engine may have few branches.
-    _prompt_ids: what penalties count of the prompt: no tags, no ends.
+    rewrite_s: seconds that the running text join has taken up to now; None if there is none.
+    pending:  the feed of each thread that has chosen its next token.
+    branches: the open branch of each thread; empty before the answer is opened and after its end.
+    joined_branch: sees what ended chunks wrote, until main joins it. All of them share this one,
+                   since an engine may have few branches.
+    _prompt_words: the ids of the prompt that penalties count: no control tokens, no ends.
     """
 
     request: Request
     engine: Engine
     interpreter: Interpreter
     added_s: float
-    quota: Quota = LEAST_QUOTA
+    quota: Quota = MIN_QUOTA
     opened_s: float | None = None
     unfed: tuple[int, ...] = field(init=False)
     prefilled_tokens: int = 0
     forked_after: int | None = None
     rewrite_s: float | None = None
     pending: dict[int, Feed] = field(default_factory=dict)
-    live: dict[int, Branch] = field(default_factory=dict)
+    branches: dict[int, Branch] = field(default_factory=dict)
     joined_branch: Branch | None = None
     answer: Answer | None = None
     error: BaseException | None = None
     recorder: OutputRecorder = field(init=False)
     trace: Trace = field(init=False)
-    _prompt_ids: IdArray = field(init=False)
+    _prompt_words: IdArray = field(init=False)
 
     def __post_init__(self) -> None:
-        known = self.interpreter.vocabulary
-        words = set(self.request.prompt) - known.control.ids - known.eos_ids
-        self._prompt_ids = np.array(sorted(words), dtype=np.int64)
+        vocabulary = self.interpreter.vocabulary
+        words = set(self.request.prompt) - vocabulary.control.ids - vocabulary.eos_ids
+        self._prompt_words = np.array(sorted(words), dtype=np.int64)
         self.unfed = self.request.prompt
-        self.recorder = OutputRecorder(self.interpreter, self.unfed, self.added_s)
+        self.recorder = OutputRecorder(self.interpreter, self.request.prompt, self.added_s)
         self.trace = self.recorder.trace
 
     @property
@@ -103,25 +104,38 @@ class Generation:
 
     @property
     def computed(self) -> int:
-        """Grows with all that is computed for it; 0 while it waits to be opened."""
-        return 0 if self.opened_s is None else 1 + self.prefilled_tokens + len(self.trace.fed)
+        """A number that grows with each token fed for this answer; 0 while it is queued."""
+        if self.opened_s is None:
+            return 0
+        return 1 + self.prefilled_tokens + len(self.trace.fed)
 
     def drain(self) -> Progress | None:
+        """Return what happened since the last call; None if nothing did."""
         return self.recorder.drain(len(self.trace.step_s))
 
+    # The prompt
+
     def open(self, now_s: float) -> None:
-        self.live[MAIN] = self.engine.open(reserved_tokens=self.resources.slots)
+        """Reserve all slots that the answer can need. Raises PastaError if the engine has none."""
+        self.branches[MAIN] = self.engine.open(reserved_tokens=self.resources.slots)
         self.opened_s = now_s
 
     def copy_prefix(self, source: Branch, tokens: int) -> None:
-        """Take the first tokens of the prompt from a branch that sees them."""
-        self.engine.copy(source, self.live[MAIN], tokens)
-        self.unfed, self.prefilled_tokens = self.unfed[tokens:], tokens
+        """Begin with the first `tokens` of the prompt, copied from a branch that sees them."""
+        self.engine.copy(source, self.branches[MAIN], tokens)
+        self.unfed = self.unfed[tokens:]
+        self.prefilled_tokens = tokens
         self.trace.reused_tokens = tokens
+
+    @property
+    def fed_prompt(self) -> FedPrefix:
+        """The part of the prompt that main's branch sees. The branch stays this answer's."""
+        return FedPrefix(self.request.prompt[: self.prefilled_tokens], self.branches[MAIN])
 
     def take_prompt(self, tokens: int) -> ThreadFeed:
         """Return the next `tokens` of `unfed` as a feed; the last one wants logits."""
-        ids, self.unfed = self.unfed[:tokens], self.unfed[tokens:]
+        ids = self.unfed[:tokens]
+        self.unfed = self.unfed[tokens:]
         positions = tuple(range(self.prefilled_tokens, self.prefilled_tokens + tokens))
         self.prefilled_tokens += tokens
         if self.rewrite_s is None:
@@ -130,14 +144,11 @@ class Generation:
             self.trace.rewritten_tokens += tokens
             for token, position in zip(ids, positions, strict=True):
                 self.trace.feed(MAIN, token, position)
-        feed = Feed((self.live[MAIN],), ids, positions, wants_logits=not self.unfed)
+        feed = Feed((self.branches[MAIN],), ids, positions, wants_logits=not self.unfed)
         return ThreadFeed(self, MAIN, feed)
 
-    def end_step(self, now_s: float, seconds: float) -> None:
-        self.recorder.stamp(now_s)
-        self.trace.step_s.append(seconds)
-
     def end_prompt(self, now_s: float, seconds: float) -> None:
+        """Record a pass of `seconds` that fed some of `unfed`."""
         self.recorder.stamp(now_s)
         if self.rewrite_s is None:
             self.trace.prefill_s += seconds
@@ -147,101 +158,135 @@ class Generation:
             self.trace.step_s.append(self.rewrite_s)
             self.rewrite_s = None
 
+    # The threads
+
     def runnable(self) -> RunnableThreads:
-        """Return the threads that can write: the first unfinished text, and others in its quota."""
+        """Return the threads that may write in this step, in reading order.
+
+        The first unfinished one always may; the others as far as `quota` allows.
+        """
         if len(self.pending) == 1:
             return RunnableThreads(tuple(self.pending), self.request.priority)
-        order = sorted(self.pending, key=lambda thread: (thread == MAIN, thread))
-        if (opening := self._opening) is not None:  # main's feed comes before what it opens
-            order.remove(MAIN)
-            order.insert(order.index(opening), MAIN)
-        longest = 0
+        order = sorted(self.pending.keys() - {MAIN})
+        main_may_write = MAIN in self.pending
+        longest_promise = 0
         if self.interpreter.in_topic(MAIN):
-            longest = max(self.interpreter.vocabulary.control.promise_close)
-            if len(self.live) >= self.quota.threads:  # main may begin a thread too many
-                order = [thread for thread in order if thread != MAIN]
-        threads = self.interpreter.budget.runnable(order, self.quota.ahead_tokens, longest)
+            # Main's next token may end the topic, and so begin a thread.
+            longest_promise = max(self.interpreter.vocabulary.control.promise_close)
+            if len(self.branches) >= self.quota.threads:
+                main_may_write = False
+        if main_may_write:
+            # Main's text is the last one, but its feed comes before the chunk that it opens.
+            opening = self._opening_chunk
+            main_index = len(order) if opening is None else order.index(opening)
+            order.insert(main_index, MAIN)
+        budget = self.interpreter.budget
+        threads = budget.runnable(order, self.quota.ahead_tokens, longest_promise)
         return RunnableThreads(threads, self.request.priority)
 
     def take(self, threads: Sequence[int]) -> list[ThreadFeed]:
-        """Return what the coming step feeds for `threads`, and put it on record.
+        """Return the feeds of `threads` for the coming step, and record them in the trace.
 
-        A chunk whose promise has not been fed yet, and is not now, is left out.
+        A chunk is left out if main's feed, which opens it, is not among them.
         """
-        opening = self._opening
-        if opening in threads and MAIN not in threads:
-            threads = [thread for thread in threads if thread != opening]
-        rows = [ThreadFeed(self, thread, self.pending.pop(thread)) for thread in sorted(threads)]
-        for _, thread, feed in rows:
+        opening = self._opening_chunk
+        thread_feeds = []
+        for thread in sorted(threads):
+            if thread == opening and MAIN not in threads:
+                continue
+            feed = self.pending.pop(thread)
             self.trace.feed(thread, feed.ids[0], feed.positions[0])
-        return rows
+            thread_feeds.append(ThreadFeed(self, thread, feed))
+        return thread_feeds
 
     @property
-    def _opening(self) -> int | None:
-        """The chunk that main's next feed opens, if it does: the last one, which waits for it."""
+    def _opening_chunk(self) -> int | None:
+        """The chunk that main's next feed opens, if any. It is the last one, and waits for it."""
         feed = self.pending.get(MAIN)
-        return None if feed is None or len(feed.branches) < 2 else max(self.pending)
+        if feed is None or len(feed.branches) < 2:
+            return None
+        return max(self.pending)
 
     def choose(self, thread: int, logits_V: FloatArray) -> None:
+        """Let `thread` choose its next token from logits."""
         row = self.row_params(thread)
         self.accept(thread, row, sample_token(logits_V, row), lambda: logits_V)
 
     def row_params(self, thread: int) -> RowParams:
-        """Return how the next token of `thread` is sampled."""
-        sampler, interpreter = self.request.sampler, self.interpreter
+        """Return how the next token of `thread` is sample_token."""
+        sampler = self.request.sampler
+        interpreter = self.interpreter
         index = self.recorder.chosen.get(thread, 0)
         if interpreter.in_topic(thread):
             return sampler.row(thread, index, {})
-        eager = thread == MAIN and interpreter.rules.eagerness
-        bias = interpreter.constraint(thread).bias if eager else {}
+        is_eager = thread == MAIN and interpreter.rules.eagerness
+        bias = interpreter.constraint(thread).bias if is_eager else {}
         if not sampler.params.penalises:
             return sampler.row(thread, index, bias)
-        return sampler.row(thread, index, bias, interpreter.text_seen(thread), self._prompt_ids)
+        text = interpreter.text_seen(thread)
+        return sampler.row(thread, index, bias, text, self._prompt_words)
 
     def accept(
-        self, thread: int, row: RowParams, wanted: int, logits: Callable[[], FloatArray]
+        self, thread: int, row: RowParams, winner: int, fetch_logits: Callable[[], FloatArray]
     ) -> None:
-        """Take `wanted`, or what may stand in its place; `logits` fetches the row."""
-        if self.interpreter.writes(thread):  # or another row of the pass has ended it
-            allowed = self.interpreter.constraint(thread)
-            choice = self.request.sampler.accept(row, wanted, logits, allowed)
-            self._apply(self.recorder.take(thread, choice))
+        """Let `thread` write the token `winner`, or what its constraint puts in the place of it.
+
+        fetch_logits: returns logits_V; called only if `winner` alone is not enough.
+        """
+        if not self.interpreter.writes(thread):
+            return  # another thread of this pass has ended it
+        allowed = self.interpreter.constraint(thread)
+        choice = self.request.sampler.accept(row, winner, fetch_logits, allowed)
+        self._apply(self.recorder.take(thread, choice))
+
+    def end_step(self, now_s: float, seconds: float) -> None:
+        """Record a step of `seconds` in which threads of this answer wrote."""
+        self.recorder.stamp(now_s)
+        self.trace.step_s.append(seconds)
+
+    # The end
 
     def cut_off(self) -> None:
+        """End all threads where they are. `conclude` makes the answer."""
         self._apply(self.recorder.cut_off())
 
+    def release_prefix(self, min_tokens: int) -> FedPrefix | None:
+        """Give up all branches but main's, cut back to the tokens before the first fork.
+
+        The caller owns the branch of the prefix. Returns None, and gives up nothing, if the prefix
+        has fewer than `min_tokens` tokens.
+        """
+        if not self.prefilled_tokens or not self.branches:
+            return None
+        written = tuple(fed.token for fed in self.trace.fed[: self.forked_after])
+        ids = self.request.prompt[: self.prefilled_tokens] + written
+        if len(ids) < min_tokens:
+            return None
+        prefix = FedPrefix(ids, self.branches.pop(MAIN))
+        self._close_branches()
+        self.engine.shrink(prefix.branch, len(ids))
+        return prefix
+
     def conclude(self, now_s: float) -> None:
-        self._close()
-        let_in_s = now_s if self.opened_s is None else self.opened_s
-        self.answer = self.recorder.conclude(now_s, queue_s=let_in_s - self.added_s)
+        """Close all branches and make `answer`, of a queued request as well."""
+        self._close_branches()
+        queue_end_s = now_s if self.opened_s is None else self.opened_s
+        self.answer = self.recorder.conclude(now_s, queue_s=queue_end_s - self.added_s)
 
     def fail(self, error: BaseException) -> None:
         self.error = error
-        self._close()
+        self._close_branches()
 
-    def _close(self) -> None:
-        held = [] if self.joined_branch is None else [self.joined_branch]
-        for branch in [*held, *self.live.values()]:
+    def _close_branches(self) -> None:
+        if self.joined_branch is not None:
+            self.engine.close(self.joined_branch)
+        for branch in self.branches.values():
             self.engine.close(branch)
-        self.live.clear()
-        self.pending.clear()
         self.joined_branch = None
+        self.branches.clear()
+        self.pending.clear()
 
-    def release_prefix(self) -> PrefixEntry | None:
-        """Free everything but what main was fed before the first fork, if that is long.
-
-        The prefix cache takes that over.
-        """
-        if not self.prefilled_tokens or not self.live:
-            return None
-        fed = (one.token for one in self.trace.fed[: self.forked_after])
-        ids = (*self.request.prompt[: self.prefilled_tokens], *fed)
-        if len(ids) < LEAST_SHARED:
-            return None
-        entry = PrefixEntry(ids, self.live.pop(MAIN))
-        self._close()
-        self.engine.shrink(entry.branch, len(ids))
-        return entry
+    # What the interpreter decides
 
     def _apply(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -252,22 +297,23 @@ class Generation:
                     self._fork(action)
                 case CloseChunk(thread, _, kept):
                     self.pending.pop(thread, None)
-                    self._end_chunk(self.live.pop(thread), kept=kept)
+                    self._end_chunk(self.branches.pop(thread), kept=kept)
                 case Synced() if self.joined_branch is not None:
-                    self.engine.join(self.live[MAIN], [self.joined_branch])
+                    self.engine.join(self.branches[MAIN], [self.joined_branch])
                     self.joined_branch = None
                 case Rewrite(_, _, ids, position):
-                    assert self.joined_branch is not None, "kept from the first chunk for this"
-                    self.engine.close(self.live[MAIN])
-                    self.live[MAIN], self.joined_branch = self.joined_branch, None
-                    self.unfed, self.prefilled_tokens, self.rewrite_s = ids, position, 0.0
+                    self._rewrite(ids, position)
         if not self.interpreter.writes(MAIN):
             self.pending.pop(MAIN, None)  # beyond the budget, or in front of a stop string
+
+    def _feed(self, append: Append, threads: tuple[int, ...]) -> None:
+        branches = tuple(self.branches[thread] for thread in threads)
+        self.pending[append.thread] = Feed(branches, (append.token,), (append.position,))
 
     def _fork(self, fork: Fork) -> None:
         if self.forked_after is None:
             self.forked_after = len(self.trace.fed)
-        self.live[fork.thread] = self.engine.fork(self.live[MAIN])
+        self.branches[fork.thread] = self.engine.fork(self.branches[MAIN])
         self._feed(fork.close, (MAIN, fork.thread))
         self._feed(fork.opening, (fork.thread,))
 
@@ -279,6 +325,12 @@ class Generation:
         else:
             self.engine.join(self.joined_branch, [branch])
 
-    def _feed(self, append: Append, threads: tuple[int, ...]) -> None:
-        branches = tuple(self.live[thread] for thread in threads)
-        self.pending[append.thread] = Feed(branches, (append.token,), (append.position,))
+    def _rewrite(self, ids: tuple[int, ...], position: int) -> None:
+        """Let main go on behind the first chunk: it will be fed `ids` from `position` on."""
+        assert self.joined_branch is not None, "the first chunk's branch is kept for a rewrite"
+        self.engine.close(self.branches[MAIN])
+        self.branches[MAIN] = self.joined_branch
+        self.joined_branch = None
+        self.unfed = ids
+        self.prefilled_tokens = position
+        self.rewrite_s = 0.0
