@@ -169,7 +169,8 @@ def ask(endpoint: Endpoint) -> tuple[str, dict[str, int]]:
     async def once() -> tuple[str, dict[str, int]]:
         async with open_client(endpoint) as client:
             question = {"role": "user", "content": "Hello"}
-            return await chat(client, endpoint, [question], max_tokens=20)
+            reply = await chat(client, endpoint, [question], max_tokens=20)
+            return reply.text, reply.cost
 
     return asyncio.run(once())
 

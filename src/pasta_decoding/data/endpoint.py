@@ -1,4 +1,4 @@
-"""Chat with any OpenAI-compatible endpoint: a conversation in, a text or one clear error out.
+"""Chat with any OpenAI-compatible endpoint: a conversation in, a reply or one clear error out.
 
 The official client does the transport. It retries time-outs, lost connections, 408, 409, 429 and
 5xx, with growing pauses, or after the pause that `Retry-After` gives.
@@ -6,10 +6,21 @@ The official client does the transport. It retries time-outs, lost connections, 
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pasta_decoding.errors import PastaError, checked_url, excerpt, require
 
@@ -21,6 +32,14 @@ EndpointMessage = Mapping[str, str]
 
 KEY_VARIABLES = ("PASTA_ENDPOINT_KEY", "OPENAI_API_KEY")
 """Where a user puts the key of an endpoint; the first one that is set counts."""
+
+LOGPROB_ARGUMENTS = ("logprobs", "top_logprobs")
+"""Arguments of a request for log-probabilities, for `Endpoint.arguments`."""
+_TOP_LOGPROBS = 5  # more than some endpoints give
+_ARGUMENT_STATUSES = (400, 403, 422)
+"""How endpoints refuse an argument: most with 400, OpenAI `logprobs` with 403, Mistral with 422."""
+
+_UNANSWERED_JOBS = 10  # one after the other: then the endpoint is down, not a job too hard
 
 # Some chat templates write the first tag themselves.
 _THOUGHTS = re.compile(r"\A(\s*<think>)?((?!<think>).)*?</think>\s*", re.DOTALL)
@@ -43,6 +62,22 @@ class Endpoint:
     max_retries: int = 5
     timeout_s: float = 300.0
     arguments: list[str] = field(default_factory=lambda: ["temperature", "max_tokens"])
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointReply:
+    """What came back.
+
+    text:     without what a model thinks in `<think>` tags.
+    cost:     `requests`, tries that failed included, `prompt_tokens` and `completion_tokens`.
+    logprobs: for each token of the reply, its log-probability and those of the likeliest tokens in
+              its place, by their text; the written token comes first. Empty if the endpoint gives
+              none, or `Endpoint.arguments` asks for none.
+    """
+
+    text: str
+    cost: dict[str, int]
+    logprobs: list[dict[str, float]]
 
 
 class EndpointError(PastaError):
@@ -71,18 +106,80 @@ def open_client(endpoint: Endpoint) -> AsyncOpenAI:
     )
 
 
-async def chat(
-    client: AsyncOpenAI, endpoint: Endpoint, messages: Sequence[EndpointMessage], max_tokens: int
-) -> tuple[str, dict[str, int]]:
-    """Return the greedy answer to a conversation, without what a model thinks in `<think>` tags.
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+Ask = Callable[..., Awaitable[EndpointReply]]
+"""`chat` with a client and an endpoint: messages, max_tokens and perhaps temperature."""
+Work = Callable[[Ask, Job], Awaitable[tuple[Result, EndpointError | None]]]
+"""Do a job by asking: its result, and why the endpoint did not answer if it did not."""
 
-    With it comes what it cost: `requests`, tries that failed included, and tokens.
-    Raises EndpointError when no try brought one.
+
+def ask_concurrently(
+    endpoint: Endpoint, jobs: Iterable[Job], work: Work[Job, Result]
+) -> Iterator[Result]:
+    """Do jobs, `endpoint.concurrency` at the same time; yield results in the order they end.
+
+    Raises EndpointError if no request can succeed, or if many jobs one after the other were not
+    answered; the results of these are not yielded.
     """
+    unanswered: list[Result] = []
+    limit = max(_UNANSWERED_JOBS, 2 * endpoint.concurrency)
+    with asyncio.Runner() as runner:
+        outcomes = _outcomes(endpoint, jobs, work)
+        while (outcome := runner.run(_next(outcomes))) is not None:
+            result, failure = outcome
+            if failure is None:
+                yield from (result, *unanswered)
+                unanswered = []
+                continue
+            unanswered.append(result)
+            if failure.fatal or len(unanswered) == limit:
+                raise failure
+    yield from unanswered
+
+
+async def _next(outcomes: AsyncIterator[Result]) -> Result | None:
+    return await anext(outcomes, None)
+
+
+async def _outcomes(
+    endpoint: Endpoint, jobs: Iterable[Job], work: Work[Job, Result]
+) -> AsyncIterator[tuple[Result, EndpointError | None]]:
+    waiting = iter(jobs)
+    running: set[asyncio.Future[tuple[Result, EndpointError | None]]] = set()
+    async with open_client(endpoint) as client:
+        ask = partial(chat, client, endpoint)
+        while running := running | {
+            asyncio.ensure_future(work(ask, job))
+            for job in islice(waiting, endpoint.concurrency - len(running))
+        }:
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            # What was paid for comes before what may end the run.
+            for outcome in sorted(
+                (task.result() for task in done), key=lambda outcome: outcome[1] is not None
+            ):
+                yield outcome
+
+
+async def chat(
+    client: AsyncOpenAI,
+    endpoint: Endpoint,
+    messages: Sequence[EndpointMessage],
+    max_tokens: int,
+    temperature: float = 0.0,
+) -> EndpointReply:
+    """Return the reply to a conversation. Raises EndpointError when no try brought one."""
     from openai import APIError
 
+    settings = {
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+        "max_completion_tokens": max_tokens,
+        "logprobs": True,
+        "top_logprobs": _TOP_LOGPROBS,
+    }
     try:
-        raw, tries = await _asked(client, endpoint, messages, max_tokens)
+        raw, tries = await _asked(client, endpoint, messages, settings)
     except APIError as error:
         raise _explained(endpoint, error) from error
     try:  # the client does not check what comes: anything may be missing or of no use
@@ -101,28 +198,53 @@ async def chat(
         raise EndpointError("no answer", message)
     kinds = ("prompt_tokens", "completion_tokens")
     counted = {kind: getattr(completion.usage, kind, None) or 0 for kind in kinds}
-    return text, {"requests": tries + raw.retries_taken, **counted}
+    cost = {"requests": tries + raw.retries_taken, **counted}
+    return EndpointReply(text, cost, _logprobs(choice))
+
+
+def _logprobs(choice: Any) -> list[dict[str, float]]:
+    """Return the log-probabilities in a choice of a completion, none if they are of no use."""
+    try:
+        return [
+            {
+                str(token.token): min(0.0, float(token.logprob))
+                for token in (place, *(place.top_logprobs or ()))
+            }
+            for place in choice.logprobs.content
+        ]
+    except (ValueError, TypeError, AttributeError):
+        return []
 
 
 async def _asked(
-    client: AsyncOpenAI, endpoint: Endpoint, messages: Sequence[EndpointMessage], max_tokens: int
+    client: AsyncOpenAI,
+    endpoint: Endpoint,
+    messages: Sequence[EndpointMessage],
+    settings: Mapping[str, Any],
 ) -> tuple[Any, int]:
-    """Return the reply, and how many requests it took: reasoning models refuse some arguments."""
-    from openai import BadRequestError
+    """Return the reply, and how many requests it took: models refuse some arguments.
+
+    settings: the value of each argument that `endpoint.arguments` may name. An argument that the
+              model refuses is left out there, for the requests to come as well.
+    """
+    from openai import APIStatusError
 
     create: Any = client.chat.completions.with_raw_response.create
     asked = {"model": endpoint.model, "messages": list(messages)}
-    wanted = {"temperature": 0.0, "max_tokens": max_tokens, "max_completion_tokens": max_tokens}
     tries = 0
     while True:
         sent, tries = list(endpoint.arguments), tries + 1
         try:
-            return await create(**asked, **{one: wanted[one] for one in sent}), tries
-        except BadRequestError as error:
+            return await create(**asked, **{name: settings[name] for name in sent}), tries
+        except APIStatusError as error:
+            if error.status_code not in _ARGUMENT_STATUSES:
+                raise
             if "max_completion_tokens" in error.message and "max_tokens" in sent:
                 sent[sent.index("max_tokens")] = "max_completion_tokens"
             elif "temperature" in error.message and "temperature" in sent:
                 sent.remove("temperature")
+            elif "logprobs" in error.message and "logprobs" in sent:
+                sent = [name for name in sent if name not in LOGPROB_ARGUMENTS]
             else:
                 raise
             endpoint.arguments[:] = sent

@@ -4,16 +4,20 @@ What it writes must read as exactly the response with correct tags around its pa
 told why and may try again. Token counts are counted here: a model cannot.
 """
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache, partial
-from itertools import islice
 from pathlib import Path
 
 from pasta_decoding.data.annotate.base import AnnotatedRow, reject
-from pasta_decoding.data.endpoint import Endpoint, EndpointError, EndpointMessage, chat, open_client
+from pasta_decoding.data.endpoint import (
+    Ask,
+    Endpoint,
+    EndpointError,
+    EndpointMessage,
+    ask_concurrently,
+)
 from pasta_decoding.data.rows import Row, read_rows
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, read, strip, text_form, valid_tokens
@@ -27,8 +31,6 @@ RETRIES = 2
 # Tokens that an answer may have. The endpoint's tokenizer is another one, and tags cost tokens.
 _ROOM_FACTOR = 2
 _ROOM_TOKENS = 1000
-
-_UNANSWERED_ROWS = 10  # one after the other: then the endpoint is down, not a row too hard
 
 
 class AnswerError(Exception):
@@ -95,10 +97,6 @@ def _difference(text: str, core: str) -> str:
     )
 
 
-RowOutcome = tuple[AnnotatedRow, EndpointError | None]
-"""What became of a row, and why the endpoint did not answer if it did not."""
-
-
 def by_endpoint(
     endpoint: Endpoint, count_tokens: Callable[[str], int], rows: Iterable[Row]
 ) -> Iterator[AnnotatedRow]:
@@ -109,66 +107,30 @@ def by_endpoint(
     if no request can succeed, or if many rows one after the other were not answered; these are not
     yielded.
     """
-    unanswered: list[AnnotatedRow] = []
-    limit = max(_UNANSWERED_ROWS, 2 * endpoint.concurrency)
-    with asyncio.Runner() as runner:
-        outcomes = _outcomes(endpoint, rows, count_tokens)
-        while (outcome := runner.run(_next(outcomes))) is not None:
-            annotated, failure = outcome
-            if failure is None:
-                yield from (annotated, *unanswered)
-                unanswered = []
-                continue
-            unanswered.append(annotated)
-            if failure.fatal or len(unanswered) == limit:
-                raise failure
-    yield from unanswered
-
-
-async def _next(outcomes: AsyncIterator[RowOutcome]) -> RowOutcome | None:
-    return await anext(outcomes, None)
-
-
-async def _outcomes(
-    endpoint: Endpoint, rows: Iterable[Row], count_tokens: Callable[[str], int]
-) -> AsyncIterator[RowOutcome]:
-    todo = iter(rows)
-    running: set[asyncio.Task[RowOutcome]] = set()
-    async with open_client(endpoint) as client:
-        ask = partial(chat, client, endpoint)
-        while running := running | {
-            asyncio.create_task(_annotate_row(ask, row, count_tokens))
-            for row in islice(todo, endpoint.concurrency - len(running))
-        }:
-            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            # What was paid for comes before what may end the run.
-            for outcome in sorted((task.result() for task in done), key=lambda one: bool(one[1])):
-                yield outcome
+    return ask_concurrently(endpoint, rows, partial(_annotate_row, count_tokens))
 
 
 async def _annotate_row(
-    ask: Callable[[Sequence[EndpointMessage], int], Awaitable[tuple[str, dict[str, int]]]],
-    row: Row,
-    count_tokens: Callable[[str], int],
-) -> RowOutcome:
+    count_tokens: Callable[[str], int], ask: Ask, row: Row
+) -> tuple[AnnotatedRow, EndpointError | None]:
     conversation = [*introduction(), _turn("user", _question(row))]
     room = _ROOM_FACTOR * count_tokens(row.response) + _ROOM_TOKENS
     cost: Counter[str] = Counter()
     for again in range(RETRIES, -1, -1):
         try:
-            text, spent = await ask(conversation, room)
+            reply = await ask(conversation, room)
         except EndpointError as failure:
             return reject(row, f"endpoint: {failure.kind}", cost), failure
-        cost.update(spent)
+        cost.update(reply.cost)
         try:
-            annotated = accept(text, row.response, count_tokens)
+            annotated = accept(reply.text, row.response, count_tokens)
             return AnnotatedRow(replace(row, response=annotated), cost=cost), None
         except AnswerError as error:
             if not again:
                 return reject(row, error.kind, cost), None
             cost[f"retries: {error.kind}"] += 1
             conversation += [
-                _turn("assistant", text or "(nothing)"),
+                _turn("assistant", reply.text or "(nothing)"),
                 _turn("user", f"{error} Write the whole annotated response again."),
             ]
     raise AssertionError("the last try returns")
