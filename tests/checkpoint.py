@@ -18,6 +18,7 @@ from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import open_local
 from pasta_decoding.lang.control import BUCKETS
 from pasta_decoding.models.bases import DEFAULT_MODEL
+from pasta_decoding.models.catalog import BaseAlone, BaseWithAdapter
 from pasta_decoding.models.load import load_base
 from pasta_decoding.scheduling.decoder import LocalDecoder
 from pasta_decoding.training.config import SftConfig
@@ -41,6 +42,10 @@ class TinyCheckpoint:
 
     base: Path
     adapter: Path
+
+    @property
+    def source(self) -> BaseWithAdapter:
+        return BaseWithAdapter(self.base, self.adapter)
 
 
 def make_checkpoint(folder: Path) -> TinyCheckpoint:
@@ -104,7 +109,7 @@ def make_base(folder: Path, *, seed: int = 0) -> Path:
 
 def make_adapter(base: Path, folder: Path, *, name: str = BASE_NAME, seed: int = 0) -> Path:
     """Save an adapter with random weights for the model in `base`, and its `pasta.json`."""
-    loaded = load_base(base)
+    loaded = load_base(BaseAlone(base))
     record = loaded.checkpoint
     with seeded(seed):
         lora = add_lora(loaded.model, record.control, SftConfig(lora_rank=2))

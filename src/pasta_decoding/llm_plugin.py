@@ -15,7 +15,7 @@ from pydantic import Field, create_model
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.opening import load
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.load import shipped_adapters
+from pasta_decoding.models.catalog import shipped_adapters
 
 if TYPE_CHECKING:
     from pasta_decoding.api.model import Model

@@ -27,7 +27,7 @@ TOKENS = 120
 @pytest.fixture(scope="module")
 def folder(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("export") / "merged"
-    export_hf(load_model(tiny_checkpoint.base, tiny_checkpoint.adapter), target)
+    export_hf(load_model(tiny_checkpoint.source), target)
     return target
 
 

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 
 from pasta_decoding.answer.request import Rules, SamplingParams
-from pasta_decoding.api.checkpoints import baseline_of, default_adapter, find
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
-from pasta_decoding.api.opening import choose_engine, open_decoder
+from pasta_decoding.api.defaults import default_adapter
+from pasta_decoding.api.opening import choose_engine, find_files, open_decoder
 from pasta_decoding.engines.llama import library
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.bases import DEFAULT_MODEL
-from pasta_decoding.models.checkpoint import read_checkpoint
+from pasta_decoding.models.catalog import find_adapter
 from pasta_decoding.models.gguf import write_gguf
-from pasta_decoding.models.load import find_adapter
 from pasta_decoding.models.pull import pull
 from pasta_decoding.server.settings import Settings
 from tests.checkpoint import TinyCheckpoint
@@ -56,7 +55,7 @@ def test_without_operators_auto_does_not_take_fast(
     script.chmod(0o755)
     found = "pasta_decoding.engines.native.find_compiler"
     monkeypatch.setattr(found, lambda: compiler and str(script))
-    assert choose_engine(find(config_of(tiny_checkpoint), tmp_path)) == "torch"
+    assert choose_engine(find_files(config_of(tiny_checkpoint), tmp_path)) == "torch"
     assert said in caplog.text
     assert [*(tmp_path / "operators").glob("*.so")] or "run" not in said, "those of this cache"
     library.cache_clear()
@@ -76,7 +75,7 @@ def test_with_llama_auto_takes_it_where_it_can_and_exports_once(
     record = json.loads((folder / "pasta.json").read_text()) | {"scheme": "reserve"}
     (folder / "pasta.json").write_text(json.dumps(record))
     reserve = config_of(tiny_checkpoint, adapter=folder)
-    assert choose_engine(find(reserve, tmp_path)) in ("fast", "torch")
+    assert choose_engine(find_files(reserve, tmp_path)) in ("fast", "torch")
     with pytest.raises(PastaError, match="cannot take the positions of the scheme 'reserve'"):
         open_decoder(config_of(tiny_checkpoint, adapter=folder, engine="llama"), tmp_path)
 
@@ -105,13 +104,13 @@ def test_a_pulled_gguf_goes_to_fast_on_a_cpu_with_a_compiler(
     monkeypatch.setattr("pasta_decoding.engines.native.find_compiler", lambda: "c++")
     monkeypatch.setattr("pasta_decoding.engines.native.library", lambda _: "built")
     for settings in (by_model, {"adapter": f"{name}-sequential", "device": "cpu"}):
-        found = find(EngineConfig(**settings), cache)
-        assert (found.base, choose_engine(found)) == (path, "fast")
-        assert found.adapter == find_adapter(str(settings.get("adapter", name)))
-    on_gpu = find(EngineConfig(**by_model | {"device": "cuda"}), cache)
-    assert (on_gpu.base, choose_engine(on_gpu)) == (path, "torch")
+        found = find_files(EngineConfig(**settings), cache)
+        assert (found.source.weights, choose_engine(found)) == (path, "fast")
+        assert found.source.checkpoint_path == find_adapter(str(settings.get("adapter", name)))
+    on_gpu = find_files(EngineConfig(**by_model | {"device": "cuda"}), cache)
+    assert (on_gpu.source.weights, choose_engine(on_gpu)) == (path, "torch")
     monkeypatch.setattr("pasta_decoding.engines.native.find_compiler", lambda: None)
-    assert choose_engine(find(EngineConfig(**by_model), cache)) in ("llama", "torch")
+    assert choose_engine(find_files(EngineConfig(**by_model), cache)) in ("llama", "torch")
 
 
 @pytest.mark.parametrize(
@@ -160,50 +159,6 @@ def test_too_little_memory_is_told_before_loading(
         open_decoder(config_of(tiny_checkpoint), Path())
 
 
-# The baseline
-
-MINE = EngineConfig("runs/mine", Path("org/model"), threads=1)
-WHOLE = EngineConfig(model=Path("mine.gguf"))
-TRAINED = "trained on many of the same responses with the tags taken out"
-BASE = "the base model as it is, which was not trained on these responses"
-BANNED = "the same weights with promises banned"
-
-
-@pytest.mark.parametrize(
-    ("config", "named", "expected", "name", "about"),
-    [
-        (EngineConfig(), None, EngineConfig("sequential"), "sequential", TRAINED),
-        (
-            *(EngineConfig(model=Path(LARGE)), "sequential"),
-            *(EngineConfig(LARGE_PLAIN, Path(LARGE)), LARGE_PLAIN, TRAINED),
-        ),
-        (EngineConfig("runs/mine"), None, EngineConfig("none"), "smollm2-135m", BASE),
-        (
-            *(MINE, "runs/plain", EngineConfig("runs/plain", Path("org/model"), threads=1)),
-            *("plain", "runs/plain, promises banned"),
-        ),
-        (MINE, "runs/mine", MINE, "mine", BANNED),
-        (
-            *(MINE, "plain.gguf", EngineConfig("plain.gguf", threads=1)),
-            *("plain.gguf", "plain.gguf, promises banned"),
-        ),
-        (WHOLE, "mine.gguf", EngineConfig("mine.gguf"), "mine.gguf", BANNED),
-    ],
-)
-def test_a_checkpoint_is_compared_with_what_is_named_or_ships_else_with_its_base_model(
-    config: EngineConfig, named: str | None, expected: EngineConfig, name: str, about: str
-) -> None:
-    found = baseline_of(config, named)
-    assert found == (expected, about)
-    assert found[0].short_name == name
-
-
-@pytest.mark.parametrize("config", [WHOLE, EngineConfig(engine="remote")])
-def test_where_nothing_tells_a_baseline_one_is_asked_for(config: EngineConfig) -> None:
-    with pytest.raises(PastaError, match=r"no baseline is known for .* --baseline"):
-        baseline_of(config, None)
-
-
 # Settings
 
 
@@ -211,25 +166,6 @@ def test_the_defaults_of_a_config_are_those_of_the_decoder() -> None:
     config = GenerationConfig()
     assert (config.rules, config.sampling()) == (Rules(), SamplingParams())
     assert Settings().answer_tokens == config.max_tokens
-
-
-def test_servers_get_an_adapter_that_knows_their_join() -> None:
-    for settings, name, join in (
-        (EngineConfig(), "balanced", "kv"),
-        (EngineConfig(engine="remote"), "balanced", "text"),
-        (EngineConfig(adapter="sequential"), "sequential", "kv"),
-    ):
-        assert settings.adapter_name == name
-        assert join in read_checkpoint(find_adapter(name)).joins
-
-
-def test_a_whole_model_is_named_once_as_either() -> None:
-    file = Path("mine.gguf")
-    assert EngineConfig(model=file).whole == EngineConfig(adapter=str(file)).whole == file
-    assert EngineConfig(model=Path("org/base"), adapter="balanced").whole is None
-    assert EngineConfig("balanced", file).whole is None, "then it is the adapter's base"
-    with pytest.raises(PastaError, match=r"mine\.gguf is a whole model, adapter included"):
-        _ = EngineConfig(str(file), Path("org/base")).whole
 
 
 def test_a_value_that_means_nothing_is_refused_with_the_name_of_its_field() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pasta_decoding.evaluation.records import read_records
+from pasta_decoding.models.catalog import WholeModel
 from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.load import load_model
 from tests.checkpoint import TinyCheckpoint
@@ -18,7 +19,7 @@ from tests.remote.fake import Fake, by_model, serving
 def merged(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the merged checkpoint, which says that it knows both joins."""
     folder = tmp_path_factory.mktemp("merged") / "tiny"
-    export_hf(load_model(tiny_checkpoint.base, tiny_checkpoint.adapter), folder)
+    export_hf(load_model(tiny_checkpoint.source), folder)
     record = json.loads((folder / "pasta.json").read_text())
     (folder / "pasta.json").write_text(json.dumps(record | {"joins": ["kv", "text"]}))
     return folder
@@ -27,7 +28,7 @@ def merged(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="module")
 def fake(merged: Path) -> Iterator[Fake]:
     """Serve the merged checkpoint."""
-    loaded = load_model(merged, merged)
+    loaded = load_model(WholeModel(merged))
     model = loaded.model
     with serving(Fake(by_model(model), model.config.vocab_size, min(loaded.eos_ids))) as fake:
         yield fake

@@ -51,7 +51,7 @@ def tiny_front_door(
 ) -> None:
     """Let `pasta.load` give the tiny checkpoint under any name, and export it to `merged`."""
     load = pasta.load
-    export_hf(load_model(tiny_checkpoint.base, tiny_checkpoint.adapter), tmp_path / "merged")
+    export_hf(load_model(tiny_checkpoint.source), tmp_path / "merged")
     monkeypatch.chdir(tmp_path)
 
     def load_tiny(_name: str) -> pasta.Model:

@@ -14,6 +14,7 @@ from transformers import AutoConfig
 
 from pasta_decoding.cli import main
 from pasta_decoding.lang.tree import read, strip
+from pasta_decoding.models.catalog import BaseAlone, BaseWithAdapter
 from pasta_decoding.models.load import load_base, load_model
 from tests.chatserver import chat_server, in_turn
 from tests.checkpoint import keep_base
@@ -92,7 +93,7 @@ def test_the_notebook_runs_from_top_to_bottom(
 
 def check_rows(base: Path, adapter: Path) -> None:
     """The rows of the tags were trained, in and out, and the name of the base is the hub's."""
-    loaded, plain = load_model(base, adapter), load_base(base).model
+    loaded, plain = load_model(BaseWithAdapter(base, adapter)), load_base(BaseAlone(base)).model
     assert loaded.checkpoint.base.name == MODEL
     ids = sorted(loaded.checkpoint.control.ids)
     for side in ("get_input_embeddings", "get_output_embeddings"):

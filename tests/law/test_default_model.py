@@ -14,7 +14,14 @@ from pasta_decoding.answer.vocabulary import vocabulary_of
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import MainRun
 from pasta_decoding.lang.positions import SHARED_MAX
-from pasta_decoding.models.load import DEFAULT_ADAPTER, find_adapter, load_base, load_model
+from pasta_decoding.models.catalog import (
+    DEFAULT_ADAPTER,
+    BaseAlone,
+    BaseWithAdapter,
+    WholeModel,
+    find_adapter,
+)
+from pasta_decoding.models.load import load_base, load_model
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.models.template import Message
 from pasta_decoding.scheduling.decoder import decoder_over
@@ -33,7 +40,7 @@ NEAR_TIE = 1e-3
     ids=["three", "others"],
 )
 def test_sequential_decoding_equals_generate(prompts: list[str], default_model: Path) -> None:
-    loaded = load_base(default_model)
+    loaded = load_base(BaseAlone(default_model))
     model, tokenizer, control = loaded.model, loaded.tokenizer, loaded.checkpoint.control
     encoder = PromptEncoder(tokenizer, forbidden_ids=control.ids)
     asked = [encoder.encode([Message("user", text)]) for text in prompts]
@@ -64,12 +71,12 @@ def test_the_exported_file_decodes_as_the_torch_engine_does(
     from pasta_decoding.models.export import export_gguf
     from pasta_decoding.models.load import load_gguf
 
-    loaded = load_model(default_model, find_adapter(DEFAULT_ADAPTER))
+    loaded = load_model(BaseWithAdapter(default_model, find_adapter(DEFAULT_ADAPTER)))
     export_gguf(loaded, tmp_path / "f32.gguf", "F32", quantize=_not_asked)
     ours = decoder_over(TorchEngine(loaded.model), loaded)
     path = tmp_path / "f32.gguf"
     exact = LlamaEngine(path, cache_tokens=1024, threads=1, cache_type="F32")
-    llama = decoder_over(exact, load_gguf(GgufFile(path), path))
+    llama = decoder_over(exact, load_gguf(GgufFile(path), WholeModel(path)))
     rules = Rules(max_tokens=3 * TOKENS)
     compared = 0
     for text in PROMPTS:

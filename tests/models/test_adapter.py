@@ -13,6 +13,7 @@ from torch import nn
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.adapter import merge_adapter, read_layer_updates
+from pasta_decoding.models.catalog import BaseAlone
 from pasta_decoding.models.checkpoint import choose_tokens
 from pasta_decoding.models.load import LoadedModel, load_base
 from pasta_decoding.training.config import SftConfig
@@ -70,7 +71,7 @@ def test_merged_weights_are_those_of_peft_and_of_what_an_adapter_adds_apart(
 def test_an_adapter_of_another_kind_or_another_shape_is_refused(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    model = load_base(tiny_checkpoint.base).model
+    model = load_base(BaseAlone(tiny_checkpoint.base)).model
     adapter = Path(shutil.copytree(tiny_checkpoint.adapter, tmp_path / "dora"))
     settings = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(settings | {"use_dora": True}))

@@ -8,21 +8,32 @@ from pathlib import Path
 
 import pytest
 
-from pasta_decoding.api.checkpoints import find
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import open_decoder
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.models.checkpoint import GGUF_KEY
+from pasta_decoding.models.catalog import (
+    BaseAlone,
+    Baseline,
+    BaseWithAdapter,
+    WholeModel,
+    baseline_of,
+    find_adapter,
+    resolve,
+    short_name,
+)
+from pasta_decoding.models.checkpoint import GGUF_KEY, read_checkpoint
 from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.gguf import write_gguf
-from pasta_decoding.models.load import find_adapter, load_model
+from pasta_decoding.models.load import load_model
 from tests.checkpoint import TinyCheckpoint
 from tests.remote.fake import Fake, serving
 from tests.scripted import shuffled
 
 CACHE = Path("cache")
-SMALL, LARGE = "smollm2-135m", "qwen2.5-coder-1.5b"
+SMALL = "smollm2-135m"
+LARGE = "qwen2.5-coder-1.5b"
+LARGE_PLAIN = f"{LARGE}-sequential"
 PULLED = f"cache/{SMALL}/{SMALL}.gguf"
 
 
@@ -39,9 +50,9 @@ def world(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFact
     world = tmp_path_factory.mktemp("world")
     shutil.copytree(tiny_checkpoint.base, world / "base")
     shutil.copytree(tiny_checkpoint.adapter, world / "adapter")
-    write_gguf(load_model(world / "base", None), world / "base.gguf", float_type="F32")
+    write_gguf(load_model(BaseAlone(world / "base")), world / "base.gguf", float_type="F32")
     hide_checkpoint(world / "base.gguf")
-    merged = load_model(world / "base", world / "adapter")
+    merged = load_model(BaseWithAdapter(world / "base", world / "adapter"))
     export_hf(merged, world / "merged")
     write_gguf(merged, world / "merged.gguf", float_type="F32")
 
@@ -83,17 +94,18 @@ def config_of(adapter: str | None, model: str | None) -> EngineConfig:
 
 def opened_files(adapter: str | None, model: str | None) -> str:
     """Return what is opened: a whole model's path, or a base model's `with` an adapter's."""
-    files = find(config_of(adapter, model), CACHE)
-    if files.adapter is None:
-        return f"{files.base} alone"
-    if files.adapter == files.base:
-        return f"{files.base} whole"
-    shipped = str(find_adapter("balanced").parent)
-    return f"{files.base} with {files.adapter}".replace(shipped, "SHIPPED")
+    match resolve(adapter, None if model is None else Path(model), CACHE):
+        case BaseAlone(weights):
+            return f"{weights} alone"
+        case WholeModel(weights):
+            return f"{weights} whole"
+        case BaseWithAdapter(weights, folder):
+            shipped = str(find_adapter("balanced").parent)
+            return f"{weights} with {folder}".replace(shipped, "SHIPPED")
 
 
 @pytest.mark.parametrize(
-    ("adapter", "model", "files", "short_name"),
+    ("adapter", "model", "files", "label"),
     [
         # nothing, or the name of a known model or of a shipped adapter
         (None, None, f"{PULLED} with SHIPPED/balanced", "balanced"),
@@ -106,14 +118,14 @@ def opened_files(adapter: str | None, model: str | None) -> str:
     ],
 )
 def test_a_known_name_is_a_shipped_adapter_or_a_pulled_model(
-    adapter: str | None, model: str | None, files: str, short_name: str
+    adapter: str | None, model: str | None, files: str, label: str
 ) -> None:
     assert opened_files(adapter, model) == files
-    assert config_of(adapter, model).short_name == short_name
+    assert short_name(adapter, None if model is None else Path(model)) == label
 
 
 @pytest.mark.parametrize(
-    ("adapter", "model", "files", "short_name", "parallel"),
+    ("adapter", "model", "files", "label", "parallel"),
     [
         # a base model: folder, GGUF, name on the hub
         (None, "base", "base alone", "base", False),
@@ -146,19 +158,18 @@ def test_a_known_name_is_a_shipped_adapter_or_a_pulled_model(
     ],
 )
 def test_a_path_or_a_name_on_the_hub_is_opened_as_what_it_holds(
-    adapter: str | None, model: str | None, files: str, short_name: str, parallel: bool
+    adapter: str | None, model: str | None, files: str, label: str, parallel: bool
 ) -> None:
     assert opened_files(adapter, model) == files
-    config = config_of(adapter, model)
-    assert config.short_name == short_name
-    assert open_decoder(config, CACHE).parallel is parallel
+    assert short_name(adapter, None if model is None else Path(model)) == label
+    assert open_decoder(config_of(adapter, model), CACHE).parallel is parallel
 
 
 ONCE = (
     "is a whole model, adapter included: name it as --model or as --adapter, and leave the other "
     "out"
 )
-ADAPTERS = f"balanced, {LARGE}, {LARGE}-sequential, sequential"
+ADAPTERS = f"balanced, {LARGE}, {LARGE_PLAIN}, sequential"
 NOT_CACHED = f"the model {LARGE} is not in cache"
 NO_RECORD = "holds no pasta.json: not a Pasta adapter"
 NO_NAME = "is neither a folder nor a name on the hub, OWNER/NAME"
@@ -258,3 +269,64 @@ def test_servers_are_searched_for_the_words_and_for_their_last_parts(
             open_decoder(config, CACHE)
     message = str(refusal.value).partition("called ")[2].partition(" (vLLM")[0]
     assert message == " or ".join(map(repr, names))
+
+
+# The baseline
+
+TRAINED = "trained on many of the same responses with the tags taken out"
+UNTRAINED = "the base model as it is, which was not trained on these responses"
+BANNED = "the same weights with promises banned"
+
+
+@pytest.mark.parametrize(
+    ("adapter", "model", "named", "baseline", "label"),
+    [
+        (None, None, None, Baseline("sequential", None, TRAINED), "sequential"),
+        (None, LARGE, "sequential", Baseline(LARGE_PLAIN, Path(LARGE), TRAINED), LARGE_PLAIN),
+        ("runs/mine", None, None, Baseline("none", None, UNTRAINED), SMALL),
+        (
+            "runs/mine",
+            "org/model",
+            "runs/plain",
+            Baseline("runs/plain", Path("org/model"), "runs/plain, promises banned"),
+            "plain",
+        ),
+        (
+            "runs/mine",
+            "org/model",
+            "runs/mine",
+            Baseline("runs/mine", Path("org/model"), BANNED),
+            "mine",
+        ),
+        (
+            "runs/mine",
+            "org/model",
+            "plain.gguf",
+            Baseline("plain.gguf", None, "plain.gguf, promises banned"),
+            "plain.gguf",
+        ),
+        (None, "mine.gguf", "mine.gguf", Baseline("mine.gguf", None, BANNED), "mine.gguf"),
+    ],
+)
+def test_a_checkpoint_is_compared_with_what_is_named_or_ships_else_with_its_base_model(
+    adapter: str | None, model: str | None, named: str | None, baseline: Baseline, label: str
+) -> None:
+    assert baseline_of(adapter, None if model is None else Path(model), named) == baseline
+    assert short_name(baseline.adapter, baseline.model) == label
+
+
+@pytest.mark.parametrize(("model", "is_remote"), [(Path("mine.gguf"), False), (None, True)])
+def test_the_baseline_of_a_whole_model_or_of_a_server_must_be_named(
+    model: Path | None, is_remote: bool
+) -> None:
+    with pytest.raises(PastaError, match=r"no baseline is known for .* --baseline"):
+        baseline_of(None, model, None, is_remote=is_remote)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "join"), [("balanced", "kv"), ("balanced", "text"), ("sequential", "kv")]
+)
+def test_a_shipped_adapter_knows_the_joins_of_the_engines_that_take_it(
+    adapter: str, join: str
+) -> None:
+    assert join in read_checkpoint(find_adapter(adapter)).joins

@@ -11,6 +11,7 @@ import torch
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.control import BUCKETS, ControlTokens
+from pasta_decoding.models.catalog import BaseAlone
 from pasta_decoding.models.checkpoint import (
     FILE_NAME,
     BaseIdentity,
@@ -84,7 +85,7 @@ def test_added_tokens_are_given_to_a_fresh_tokenizer() -> None:
 def test_a_model_without_room_for_added_tokens_grows(tmp_path: Path) -> None:
     for one in (tiny_llama(vocabulary=258), byte_tokenizer(())):
         one.save_pretrained(tmp_path)
-    loaded = load_base(tmp_path)
+    loaded = load_base(BaseAlone(tmp_path))
     last = max(loaded.checkpoint.control.ids)
     assert loaded.model(torch.tensor([[last]])).logits.shape[-1] == last + 1 == 258 + PARTS
 

@@ -81,7 +81,7 @@ def test_llama_cpp_stops_at_every_end(two_ends: TinyCheckpoint, tmp_path: Path) 
 
     from pasta_decoding.engines.llama import LlamaEngine
 
-    write_gguf(load_model(two_ends.base, two_ends.adapter), tmp_path / "tiny.gguf")
+    write_gguf(load_model(two_ends.source), tmp_path / "tiny.gguf")
     engine = LlamaEngine(tmp_path / "tiny.gguf", cache_tokens=512, threads=1)
     vocabulary = llama_cpp.llama_model_get_vocab(engine._model)
     ends = {token for token in range(260) if llama_cpp.llama_vocab_is_eog(vocabulary, token)}

@@ -73,7 +73,7 @@ def test_broken_metadata_are_told_with_their_file(front: str, tmp_path: Path) ->
 def test_a_gguf_names_what_must_not_be_sampled(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    loaded = load_model(tiny_checkpoint.base, tiny_checkpoint.adapter)
+    loaded = load_model(tiny_checkpoint.source)
     write_gguf(loaded, tmp_path / "tiny.gguf")
     fields = GGUFReader(tmp_path / "tiny.gguf").fields
     ids = sorted(loaded.checkpoint.control.ids)

@@ -20,6 +20,7 @@ from transformers import (
 import pasta_decoding as pasta
 from pasta_decoding.engines.fast import obstacle
 from pasta_decoding.errors import PastaError
+from pasta_decoding.models.catalog import BaseWithAdapter
 from pasta_decoding.models.checkpoint import choose_tokens
 from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.gguf import has_translation, write_gguf
@@ -250,7 +251,7 @@ def test_it_is_trained_resumed_exported_both_ways_served_and_streamed(
     written = files(adapter)
     shutil.rmtree(adapter)
     assert files(train(base, run, TRAINING)) == written, "it went on from its last step"
-    loaded = load_model(base, adapter)
+    loaded = load_model(BaseWithAdapter(base, adapter))
     assert loaded.end == tokenizer.convert_tokens_to_ids(family.end)
     whole = run.parent / "whole"
     export_hf(loaded, whole, adapter=adapter)

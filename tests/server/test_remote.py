@@ -28,8 +28,7 @@ def fake(decoder: LocalDecoder) -> Iterator[Fake]:
 @pytest.fixture
 def server(decoder: LocalDecoder, fake: Fake, tiny_checkpoint: TinyCheckpoint) -> Iterator[Running]:
     """Serve a script by way of a fake server; `decoder` is the same in this process."""
-    where = (tiny_checkpoint.base, tiny_checkpoint.adapter, [fake.url])
-    remote = remote_decoder(*where, joining=Joining.text)
+    remote = remote_decoder(tiny_checkpoint.source, [fake.url], joining=Joining.text)
     service = replace(remote.service, retries=1, pause_s=0.01, cooldown_s=0.2)
     local = replace(with_engine(decoder, saying(decoder)), joining=Joining.text)
     with running(local, own=replace(remote, service=service)) as server:

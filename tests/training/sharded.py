@@ -17,18 +17,19 @@ from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch.distributed import barrier, get_rank, init_process_group
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+from pasta_decoding.models.catalog import BaseAlone
 from pasta_decoding.models.load import load_base
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.lora import add_lora, recompute_activations, save, shard_tied_together
 
 
 def main(base: Path) -> None:
-    loaded = load_base(base)
+    loaded = load_base(BaseAlone(base))
     control = loaded.checkpoint.control
     ids = torch.tensor([[*sorted(control.ids), 1, 2, 3]])
     alone = add_lora(loaded.model, control, SftConfig(lora_rank=4))
     expected = steps(alone, ids)
-    model = load_base(base).model
+    model = load_base(BaseAlone(base)).model
     recompute_activations(model)
     sharded = add_lora(model, control, SftConfig(lora_rank=4))
     shard_tied_together(sharded)

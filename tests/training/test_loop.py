@@ -15,7 +15,8 @@ from transformers.integrations import integration_utils
 
 from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.load import find_adapter, load_base
+from pasta_decoding.models.catalog import BaseAlone, find_adapter
+from pasta_decoding.models.load import load_base
 from pasta_decoding.training.sft import compile_rows
 from pasta_decoding.training.view import score_layouts
 from tests.checkpoint import TinyCheckpoint
@@ -49,7 +50,7 @@ def test_the_held_out_loss_is_the_mean_over_the_labels_of_the_rows(
     """At a learning rate of 0 the model stays the base model."""
     still = replace(CONFIG, learning_rate=0.0, max_steps=1)
     train(tiny_checkpoint.base, tmp_path, still, held_out=HELD_OUT)
-    loaded = load_base(tiny_checkpoint.base)
+    loaded = load_base(BaseAlone(tiny_checkpoint.base))
     layouts = compile_rows(HELD_OUT, loaded, still)
     expected = -torch.cat(list(score_layouts(loaded.model, layouts)))
     line = read_lines(tmp_path / "metrics.jsonl")[-1]

@@ -15,6 +15,7 @@ from pasta_decoding.api.opening import open_local
 from pasta_decoding.data.lines import read_lines
 from pasta_decoding.data.rows import question_of
 from pasta_decoding.errors import PastaError
+from pasta_decoding.models.catalog import adapter_on
 from pasta_decoding.models.load import load_model
 from pasta_decoding.scheduling.decoder import LocalDecoder
 from pasta_decoding.training import bonbon, preference, score
@@ -249,13 +250,15 @@ def test_a_second_round_samples_from_the_first_ones_adapter(
 def test_a_policy_that_is_a_whole_model_is_trained_in_all_its_weights(
     tiny: World, tmp_path: Path
 ) -> None:
-    loaded = load_model(tiny.checkpoint.base, tiny.checkpoint.adapter)
+    loaded = load_model(tiny.checkpoint.source)
     policy = tmp_path / "policy"
     save(loaded, policy)
     config = replace(tiny.config, policy=str(policy), baseline=str(policy), samples=8)
     config = replace(config, learning_rate=0.1)  # what is saved is rounded to bfloat16
     trained = tiny.train(tmp_path / "out", config)
-    before, after = (load_model(tiny.checkpoint.base, one) for one in (policy, trained))
+    before, after = (
+        load_model(adapter_on(tiny.checkpoint.base, adapter)) for adapter in (policy, trained)
+    )
     assert after.checkpoint.joins == ("kv",)
     pairs = zip(before.model.parameters(), after.model.parameters(), strict=True)
     assert all(not torch.equal(*pair) for pair in pairs)
@@ -284,11 +287,9 @@ def test_adapters_that_do_not_fit_and_idle_gpus_are_refused_before_the_work(
 
 
 def test_quality_is_what_the_baseline_would_write_and_no_repetition(tiny: World) -> None:
-    base, adapter = tiny.checkpoint.base, tiny.checkpoint.adapter
-    rated = score.likelihood_rate(base, adapter, dtype="float32")(
-        "Why?", ["", "abc", "a b c d " * 6]
-    )
-    decoder, loaded = torch_decoder(base, adapter), load_model(base, adapter)
+    source = tiny.checkpoint.source
+    rated = score.likelihood_rate(source, dtype="float32")("Why?", ["", "abc", "a b c d " * 6])
+    decoder, loaded = torch_decoder(source.weights, source.adapter), load_model(source)
     prompt = decoder.prompt_ids("Why?", 10)
     ids = [*prompt, *decoder.encoder.encode_text("abc")]
     with torch.no_grad():

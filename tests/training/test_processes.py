@@ -19,6 +19,7 @@ from pasta_decoding.cli import main
 from pasta_decoding.data.lines import read_lines
 from pasta_decoding.data.rows import question_of
 from pasta_decoding.errors import PastaError
+from pasta_decoding.models.catalog import BaseWithAdapter
 from pasta_decoding.models.load import load_model
 from pasta_decoding.training.config import PreferenceConfig, SftConfig
 from pasta_decoding.training.preference import PreferenceRun
@@ -228,7 +229,9 @@ def test_sharded_models_train_and_save_what_whole_ones_do(tmp_path: Path) -> Non
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     for base in bases:
-        sharded, alone = (load_model(base, base.with_name(one)) for one in ("sharded", "alone"))
+        sharded, alone = (
+            load_model(BaseWithAdapter(base, base.with_name(name))) for name in ("sharded", "alone")
+        )
         ids = torch.arange(len(sharded.tokenizer))[None]
         with torch.inference_mode():
             ours, theirs = sharded.model(ids).logits, alone.model(ids).logits

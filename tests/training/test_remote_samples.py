@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
+from pasta_decoding.models.catalog import BaseAlone, BaseWithAdapter
 from pasta_decoding.models.checkpoint import read_checkpoint
 from pasta_decoding.models.load import load_base, load_model
 from pasta_decoding.training.preference import PreferenceRun
@@ -29,7 +30,10 @@ from tests.training.tiny_runs import losses
 
 def with_lora(base: Path, folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights of a base model with the LoRA of a folder, as vLLM reads it."""
-    weights, tensors = dict(load_base(base).model.state_dict()), load_file(folder / WEIGHTS)
+    weights, tensors = (
+        dict(load_base(BaseAlone(base)).model.state_dict()),
+        load_file(folder / WEIGHTS),
+    )
     for name, one in tensors.items():
         layer, _, part = name.removeprefix("base_model.model.").partition(".lora_")
         if part.rpartition("embedding_")[2].startswith("A"):
@@ -46,7 +50,7 @@ def run(tmp_path: Path) -> Iterator[tuple[PreferenceRun, Fake]]:
     adapter = make_adapter(base, tmp_path / "adapter")
     record = json.loads((adapter / "pasta.json").read_text())
     (adapter / "pasta.json").write_text(json.dumps(record | {"joins": ["text"]}))
-    merged = load_model(base, adapter).model
+    merged = load_model(BaseWithAdapter(base, adapter)).model
 
     def adapted(folder: Path) -> Script:
         ours, theirs = with_lora(base, folder), merged.state_dict()

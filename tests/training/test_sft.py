@@ -16,6 +16,7 @@ from pasta_decoding.data.rows import Row
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.measures import tokens_per_step
 from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.catalog import BaseAlone, BaseWithAdapter, WholeModel
 from pasta_decoding.models.checkpoint import read_checkpoint
 from pasta_decoding.models.load import load_base, load_model
 from pasta_decoding.models.template import Message
@@ -41,7 +42,7 @@ def test_a_finished_run_has_learnt_and_holds_settings_metrics_and_the_adapter(
     assert json.loads(written)["base_model_name_or_path"] == BASE_NAME
     assert str(tiny_checkpoint.base) not in written
     # Each checkpoint can be decoded with.
-    loaded = load_model(tiny_checkpoint.base, finished / "checkpoint-5")
+    loaded = load_model(BaseWithAdapter(tiny_checkpoint.base, finished / "checkpoint-5"))
     assert loaded.checkpoint == read_checkpoint(finished / "adapter")
 
 
@@ -90,8 +91,8 @@ def test_all_weights_can_be_trained_and_what_is_saved_is_a_whole_model(
 ) -> None:
     whole = replace(CONFIG, lora_rank=0, learning_rate=3e-3, max_steps=2)
     train(tiny_checkpoint.base, tmp_path, whole)
-    loaded = load_model(tiny_checkpoint.base, tmp_path / "adapter")
-    base = load_base(tiny_checkpoint.base).model
+    loaded = load_model(WholeModel(tmp_path / "adapter"))
+    base = load_base(BaseAlone(tiny_checkpoint.base)).model
     assert loaded.checkpoint.base.name == BASE_NAME
     assert loaded.checkpoint.base.norms_sha256 != checkpoints.describe_base(base, "").norms_sha256
     assert (tmp_path / "adapter" / "tokenizer.json").is_file()
@@ -158,5 +159,5 @@ def test_four_rows_are_enough_for_an_answer_with_more_than_one_token_a_step(
     found = re.fullmatch(r"promises in 3 of 3, (\d\.\d) tokens a step", caplog.messages[-1])
     assert found
     assert float(found[1]) > 1
-    failed = trial_line(load_base(base), [[Message("user", "")]])
+    failed = trial_line(load_base(BaseAlone(base)), [[Message("user", "")]])
     assert failed == "the adapter was not tried: the prompt is empty"

@@ -23,6 +23,7 @@ from pasta_decoding.lang.layout import (
     lay_out,
 )
 from pasta_decoding.lang.tree import Span, read, text_form
+from pasta_decoding.models.catalog import BaseAlone
 from pasta_decoding.models.checkpoint import BaseIdentity, Checkpoint, choose_tokens
 from pasta_decoding.models.load import LoadedModel, load_base
 from pasta_decoding.models.template import Message
@@ -108,7 +109,7 @@ def test_the_same_rows_teach_each_tokenizer_its_own_lengths(tmp_path: Path) -> N
     rows = [replace(ROWS[0], response=chunk("Roles", text))]  # which says 20 tokens
     bases = {13: make_llama3(tmp_path / "llama3"), 48: make_base(tmp_path / "bytes")}
     for tokens, base in bases.items():
-        loaded = load_base(base)
+        loaded = load_base(BaseAlone(base))
         control = loaded.checkpoint.control
         [layout] = compile_rows(rows, loaded, CONFIG)
         begin = layout.tokens.index(control.async_open)

@@ -17,8 +17,6 @@ from pasta_decoding.answer.request import Rules, SamplingParams
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.models.bases import DEFAULT_MODEL, named_base
-from pasta_decoding.models.load import NO_ADAPTER, is_whole
 
 DTYPES = (
     "auto", "float32", "bfloat16", "float16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0",
@@ -136,49 +134,9 @@ class EngineConfig:
         check_name("dtype", self.dtype, DTYPES)
         _check(self)
 
-    def of(self, adapter: str) -> EngineConfig:
-        return replace(self, adapter=adapter, model=None if is_whole(Path(adapter)) else self.model)
-
     @property
     def is_remote(self) -> bool:
         return self.engine == "remote" or (self.engine == "auto" and bool(self.base_url))
-
-    @property
-    def adapter_name(self) -> str:
-        """The adapter's name or folder, if no whole model is named."""
-        if self.adapter is not None:
-            return self.adapter
-        base = named_base(self.model)
-        return base.adapter if base else NO_ADAPTER
-
-    @property
-    def short_name(self) -> str:
-        if self.whole is not None:
-            return self.whole.name
-        if self.adapter_name != NO_ADAPTER:
-            return Path(self.adapter_name).name
-        return DEFAULT_MODEL if self.model is None else self.model.name
-
-    @property
-    def whole(self) -> Path | None:
-        """The whole model, if one is named. Raises PastaError if more is named with it.
-
-        Names on the hub are not looked up. Named with an adapter, a GGUF file is its base model.
-        """
-        named = [Path(name) for name in (self.model, self.adapter) if name is not None]
-        whole = [path for path in named if is_whole(path)]
-        if whole and len(named) > 1:
-            if whole == [self.model] and whole[0].suffix == ".gguf":
-                return None
-            raise beside_whole(whole[0])
-        return whole[0] if whole else None
-
-
-def beside_whole(whole: Path) -> PastaError:
-    return PastaError(
-        f"{whole} is a whole model, adapter included: name it as --model or as --adapter, and "
-        "leave the other out"
-    )
 
 
 def _check(config: GenerationConfig | EngineConfig) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
-from pasta_decoding.api.checkpoints import ModelFiles, find
 from pasta_decoding.api.config import EngineConfig, check_name, check_names
 from pasta_decoding.api.model import Model
 from pasta_decoding.engines.support import free_bytes, release_openmp_threads
@@ -19,14 +18,42 @@ from pasta_decoding.files import writable
 from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models.bases import default_cache
+from pasta_decoding.models.catalog import (
+    BaseWithAdapter,
+    ModelSource,
+    WholeModel,
+    adapter_name,
+    resolve,
+)
 from pasta_decoding.models.checkpoint import read_checkpoint
-from pasta_decoding.models.load import load_gguf, load_model, native_dtype
+from pasta_decoding.models.load import default_device, load_gguf, load_model, native_dtype
 from pasta_decoding.models.pretrained import load_config
 from pasta_decoding.scheduling.decoder import Decoder, LocalDecoder, decoder_over
 
 log = logging.getLogger(__name__)
 TORCH_DTYPES = ("auto", "float32", "bfloat16")
 """Number formats that the engines torch and fast compute in."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What an engine opens: files, as a config says, with a cache for what is built on the way."""
+
+    config: EngineConfig
+    source: ModelSource
+    cache: Path
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.source.weights.suffix == ".gguf"
+
+    @property
+    def operators(self) -> Path:
+        return self.cache / "operators"
+
+    @property
+    def device(self) -> str:
+        return self.config.device or default_device()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +93,11 @@ def load(
 
 def open_decoder(config: EngineConfig, cache: Path) -> Decoder:
     """Load a checkpoint onto an engine, or find the servers that have it. Raises PastaError."""
-    files = find(config, cache)
+    files = find_files(config, cache)
     name = choose_engine(files)
     _refuse_ignored(config, name)
     if name != "remote":
-        _check_memory(files.base)
+        _check_memory(files.source.weights)
     if config.threads is not None and name in ("fast", "torch"):
         import torch
 
@@ -86,6 +113,11 @@ def open_decoder(config: EngineConfig, cache: Path) -> Decoder:
     return decoder.limited_to(config.max_model_len)
 
 
+def find_files(config: EngineConfig, cache: Path) -> ModelFiles:
+    """Return the files that a config names, fetched if need be. Raises PastaError if that fails."""
+    return ModelFiles(config, resolve(config.adapter, config.model, cache), cache)
+
+
 def _refuse_ignored(config: EngineConfig, engine: str) -> None:
     """Raise PastaError for a setting that is given and that the engine would ignore."""
     if config.base_url and engine != "remote":
@@ -96,13 +128,14 @@ def _refuse_ignored(config: EngineConfig, engine: str) -> None:
             raise PastaError(f"the engine {engine} takes no {one.name}", field=one.name)
 
 
-def _check_memory(base: Path) -> None:
-    files = [base] if base.is_file() else [*base.glob("model*.safetensors")]
-    needed, free = sum(one.stat().st_size for one in files), free_bytes()
-    if needed > free:
+def _check_memory(weights: Path) -> None:
+    files = [weights] if weights.is_file() else [*weights.glob("model*.safetensors")]
+    needed_bytes = sum(file.stat().st_size for file in files)
+    available_bytes = free_bytes()
+    if needed_bytes > available_bytes:
         raise PastaError(
-            f"the weights in {base} take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory "
-            "are free: take a smaller model"
+            f"the weights in {weights} take {needed_bytes / 1e9:.1f} GB, and "
+            f"{available_bytes / 1e9:.1f} GB of memory are free: take a smaller model"
         )
 
 
@@ -143,7 +176,7 @@ def _open_torch(files: ModelFiles) -> LocalDecoder:
     from pasta_decoding.engines.torch import TorchEngine
 
     config, dtype = files.config, _torch_dtype(files)
-    loaded = load_model(files.base, files.adapter, dtype=dtype)
+    loaded = load_model(files.source, dtype=dtype)
     said = f"cannot put the model on the device {files.device!r}, as --device cpu can"
     with errors_as(said, RuntimeError, AssertionError):  # torch without CUDA asserts
         loaded.model.to(files.device)
@@ -158,7 +191,7 @@ def fast_can_run(files: ModelFiles) -> bool:
 
     if files.device != "cpu" or files.config.dtype not in TORCH_DTYPES or find_compiler() is None:
         return False
-    if not files.is_gguf and obstacle(load_config(files.base)):
+    if not files.is_gguf and obstacle(load_config(files.source.weights)):
         return False
     return library(files.operators) is not None
 
@@ -170,13 +203,13 @@ def _open_fast(files: ModelFiles) -> LocalDecoder:
     from pasta_decoding.engines.fast import FastEngine
     from pasta_decoding.engines.weights import ModelWeights
 
-    dtype, base, adapter = _known_dtype(files, "fast"), files.base, files.adapter
+    dtype = _known_dtype(files, "fast")
     if files.is_gguf:
-        file = GgufFile(base)
-        loaded = load_gguf(file, adapter)
+        file = GgufFile(files.source.weights)
+        loaded = load_gguf(file, files.source)
         weights = ModelWeights(loaded.model, loaded.added, file)
     else:
-        loaded = load_model(base, adapter, dtype=dtype)
+        loaded = load_model(files.source, dtype=dtype)
         weights = ModelWeights(loaded.model)
     cache_dtype = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
     tokens, operators = files.config.cache_tokens, files.operators
@@ -194,15 +227,17 @@ def llama_can_run(files: ModelFiles) -> bool:
     from pasta_decoding.engines.llama import library
     from pasta_decoding.models.gguf import has_translation
 
-    adapter = files.adapter
+    source = files.source
     try:
         if files.device != "cpu":
             return False
         library()
-        if files.is_gguf and adapter in (None, files.base):
+        if _is_one_gguf(source):
             return True
-        known = adapter is None or scheme_named(read_checkpoint(adapter).scheme).consecutive
-        return known and (files.is_gguf or has_translation(files.base))
+        path = source.checkpoint_path
+        if path is not None and not scheme_named(read_checkpoint(path).scheme).consecutive:
+            return False
+        return files.is_gguf or has_translation(source.weights)
     except PastaError:  # loading reports a broken checkpoint
         return False
 
@@ -212,29 +247,35 @@ def _open_llama(files: ModelFiles) -> LocalDecoder:
     from pasta_decoding.engines.llama import LlamaEngine, library
     from pasta_decoding.models.export import cached_name
 
-    config, path, adapter = files.config, files.base, files.adapter
+    config = files.config
+    source = files.source
     library()  # refuse a missing llama.cpp before the work
-    if not files.is_gguf or adapter not in (None, path):
+    path = source.weights
+    if not _is_one_gguf(source):
         file_type = gguf_type(config.dtype)
-        name = cached_name(files.base, adapter, file_type)
-        path = files.cache / "gguf" / f"{name}.gguf"
+        path = files.cache / "gguf" / f"{cached_name(source, file_type)}.gguf"
         if not path.exists():
             path = writable(path.parent, "the exported model") / path.name
             log.info("writing %s (once)", path)
-            write_export(files.base, adapter, path, file_type)
-    loaded = load_gguf(GgufFile(path), path)
+            write_export(source, path, file_type)
+    loaded = load_gguf(GgufFile(path), WholeModel(path))
     engine = LlamaEngine(path, cache_tokens=config.cache_tokens, threads=config.threads)
     return decoder_over(engine, loaded, config.join)
 
 
-def write_export(base: Path, adapter: Path | None, path: Path, file_type: str) -> None:
+def _is_one_gguf(source: ModelSource) -> bool:
+    return source.weights.suffix == ".gguf" and not isinstance(source, BaseWithAdapter)
+
+
+def write_export(source: ModelSource, path: Path, file_type: str) -> None:
+    """Write a model as one GGUF file; an adapter is merged. Raises PastaError as loading does."""
     from pasta_decoding.engines.llama import library, quantize
     from pasta_decoding.models.export import export_gguf
     from pasta_decoding.models.gguf import FLOAT_TYPES
 
     if file_type not in FLOAT_TYPES:
         library()  # refuse a missing llama.cpp before the work
-    loaded = load_model(base, adapter)
+    loaded = load_model(source)
     if loaded.warning is not None:
         log.warning("%s", loaded.warning)
     export_gguf(loaded, path, file_type, quantize=quantize)
@@ -245,12 +286,13 @@ def _open_remote(files: ModelFiles) -> Decoder:
     from pasta_decoding.remote.decoder import remote_decoder
 
     config = files.config
-    named = [config.adapter_name, *([] if config.model is None else [str(config.model)])]
+    names = [adapter_name(config.adapter, config.model)]
+    if config.model is not None:
+        names.append(str(config.model))
     return remote_decoder(
-        files.base,
-        files.adapter,
+        files.source,
         config.base_url,
-        names=[*named, *(Path(name).name for name in named)],
+        names=[*names, *(Path(name).name for name in names)],
         api_key=config.api_key,
         joining=config.join,
     )

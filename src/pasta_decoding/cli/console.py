@@ -15,8 +15,8 @@ from tqdm import tqdm
 from pasta_decoding.answer.events import Closed, Delta, Event, Finished, Opened, Synced
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.models.bases import default_cache
+from pasta_decoding.models.catalog import find_base
 from pasta_decoding.models.pretrained import load_tokenizer
-from pasta_decoding.models.pull import find_base
 
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 

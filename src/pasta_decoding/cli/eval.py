@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.api.checkpoints import find
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
-from pasta_decoding.api.opening import ENGINES, choose_engine
+from pasta_decoding.api.opening import ENGINES, choose_engine, find_files
 from pasta_decoding.cli.console import bar, cache_folder, say
 from pasta_decoding.cli.options import HiddenFields, command
 from pasta_decoding.cli.run import opened_decoder
@@ -22,7 +21,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.records import Record, find_runs, machine
 from pasta_decoding.files import sha256, write_json, write_text
 from pasta_decoding.lang.measures import geometric_mean
-from pasta_decoding.models.load import adapter_digest, base_name
+from pasta_decoding.models.catalog import adapter_digest, base_name, model_beside
 from pasta_decoding.scheduling.decoder import Decoder
 
 if TYPE_CHECKING:
@@ -119,7 +118,12 @@ def jobs_of(
 
     def job(one: MethodChoice) -> Job:
         of_hf = one.name in OF_HF
-        own = replace(engine.of(one.adapter), engine="torch" if of_hf else engine.engine)
+        own = replace(
+            engine,
+            adapter=one.adapter,
+            model=model_beside(one.adapter, engine.model),
+            engine="torch" if of_hf else engine.engine,
+        )
         told = describe(own) | settings | {"method": one.name}
         told |= {"engine": "transformers"} if of_hf else {}
         return Job(one.label, told, lambda: make_method(one.name, decoder(own), config))
@@ -129,13 +133,14 @@ def jobs_of(
 
 def describe(engine: EngineConfig) -> dict[str, Any]:
     """Return the checkpoint and its engine, as run.json has them."""
-    checkpoint = find(engine, cache_folder())
-    name, folder = choose_engine(checkpoint), checkpoint.adapter
+    files = find_files(engine, cache_folder())
+    name = choose_engine(files)
+    path = files.source.checkpoint_path
     return {
-        "adapter": folder and {"name": engine.adapter, "sha256": adapter_digest(folder)},
-        "model": str(engine.model) if engine.model else base_name(folder),
+        "adapter": path and {"name": engine.adapter, "sha256": adapter_digest(path)},
+        "model": str(engine.model) if engine.model else base_name(path),
         "engine": name,
-        "file_type": ENGINES[name].dtype(checkpoint),
+        "file_type": ENGINES[name].dtype(files),
         "context": engine.cache_tokens,
         "threads": engine.threads,
         "device": engine.device,

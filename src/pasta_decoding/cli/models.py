@@ -7,16 +7,22 @@ from typing import Annotated, Literal
 
 import typer
 
-from pasta_decoding.api.checkpoints import default_adapter
 from pasta_decoding.api.config import EngineConfig
+from pasta_decoding.api.defaults import default_adapter
 from pasta_decoding.api.opening import gguf_type, write_export
 from pasta_decoding.cli.console import cache_folder, say
 from pasta_decoding.cli.options import Base, command
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.bases import BASES, kept
+from pasta_decoding.models.catalog import (
+    find_adapter,
+    known_base_of,
+    model_beside,
+    resolve,
+    shipped_adapters,
+)
 from pasta_decoding.models.export import export_hf
-from pasta_decoding.models.load import find_adapter, known_base, load_model, shipped_adapters
-from pasta_decoding.models.pull import find_base
+from pasta_decoding.models.load import load_model
 from pasta_decoding.models.pull import pull as fetch
 
 GGUF_WARNING = (
@@ -60,7 +66,7 @@ def pull(
 ) -> None:
     """Download a known base model into the cache, once. Default: the default adapter's base."""
     cache = cache_folder()
-    typer.echo(fetch(cache, name or known_base(default_adapter(cache, os.environ))))
+    typer.echo(fetch(cache, name or known_base_of(default_adapter(cache, os.environ))))
 
 
 @command(
@@ -81,15 +87,15 @@ def export(
     """Write base model and adapter as one: a GGUF file, or a merged Hugging Face checkpoint."""
     file_type = gguf_type(EngineConfig(dtype=dtype).dtype)
     folder = find_adapter(adapter)
-    base = find_base(model, cache_folder(), adapter=adapter)
+    source = resolve(str(folder), model_beside(str(folder), model), cache_folder())
     if to == "hf":
-        loaded = load_model(base, folder)
+        loaded = load_model(source)
         if loaded.warning is not None:
             say(loaded.warning)
         export_hf(loaded, out, adapter=folder)
     elif out.is_dir():
         raise PastaError(f"{out} is a folder, not a file to write")
     else:
-        write_export(base, folder, out, file_type)
+        write_export(source, out, file_type)
         say(GGUF_WARNING)
     typer.echo(out)

@@ -15,8 +15,8 @@ from rich.live import Live
 
 from pasta_decoding.answer.record import Answer
 from pasta_decoding.answer.vocabulary import Vocabulary
-from pasta_decoding.api.checkpoints import baseline_of, default_adapter
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
+from pasta_decoding.api.defaults import default_adapter
 from pasta_decoding.api.model import Model
 from pasta_decoding.api.model import Prompt as Conversation
 from pasta_decoding.api.opening import open_decoder
@@ -27,7 +27,13 @@ from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import to_json, write_text
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.lang.tree import Chunk
-from pasta_decoding.models.load import known_base
+from pasta_decoding.models.catalog import (
+    adapter_name,
+    baseline_of,
+    known_base_of,
+    short_name,
+    whole_model,
+)
 from pasta_decoding.scheduling.decoder import Decoder
 
 Prompt = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
@@ -100,24 +106,26 @@ def compare(
     The baseline of the shipped adapters was trained on many of the same responses, without tags.
     """
     question, engine = asked(prompt, system), with_default(engine)
-    rival, about = baseline_of(engine, baseline)
+    words = baseline_of(engine.adapter, engine.model, baseline, is_remote=engine.is_remote)
+    rival = replace(engine, adapter=words.adapter, model=words.model)
     alone = replace(generation, parallel=False)
     results: dict[str, dict[str, Any]] = {}
     for name, one, how in (("parallel", engine, generation), ("sequential", rival, alone)):
+        checkpoint = short_name(one.adapter, one.model)
         with Model(opened_decoder(one)) as model:
             model.answer(question, max_tokens=8)  # the clock starts when it is warm
             if as_json:
                 result = model.answer(question, how)
             else:
-                say(f"\n{name}: {one.short_name}")
+                say(f"\n{name}: {checkpoint}")
                 result = answer_shown(model, question, how, show=False).result
-            results[name] = {"checkpoint": one.short_name} | answer_json(result, model, one)
+            results[name] = {"checkpoint": checkpoint} | answer_json(result, model, one)
         del model  # one at a time is in memory
     if as_json:
         typer.echo(json.dumps(results, ensure_ascii=False))
         return
     own_s, rival_s = (one["wall_s"] / max(1, one["plain_tokens"]) for one in results.values())
-    say(f"\n{rival.short_name} is {about}.")
+    say(f"\n{short_name(words.adapter, words.model)} is {words.description}.")
     say(f"The parallel answer has {rival_s / own_s:.2f}x its tokens a second.")
     if any(one["truncated"] for one in results.values()):
         say("An answer that was cut off says little by its tokens and seconds.")
@@ -256,12 +264,13 @@ def chrome_trace(answer: Answer, vocabulary: Vocabulary) -> dict[str, Any]:
 
 def answer_json(result: Result, model: Model, engine: EngineConfig) -> dict[str, Any]:
     """Return what `--json` prints of one answer. Completion tokens count tags as well."""
-    name = engine.adapter_name
+    whole = whole_model(engine.adapter, engine.model)
+    adapter = adapter_name(engine.adapter, engine.model)
     return {
         "text": result.text,
         "annotated": result.annotated,
-        "model": str(engine.whole or engine.model or known_base(engine.adapter_name)),
-        "adapter": name if engine.whole is None and model.decoder.parallel else None,
+        "model": str(whole or engine.model or known_base_of(adapter)),
+        "adapter": adapter if whole is None and model.decoder.parallel else None,
         "engine": model.decoder.name,
         "prompt_tokens": result.usage.prompt_tokens,
         "completion_tokens": result.usage.fed_tokens,

@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pasta_decoding.api.checkpoints import baseline_of, find
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import check_local, open_local
 from pasta_decoding.cli.console import cache_folder, say
 from pasta_decoding.cli.options import command
 from pasta_decoding.cli.run import opened_decoder, with_default
 from pasta_decoding.errors import PastaError, require
-from pasta_decoding.models.load import NO_ADAPTER
+from pasta_decoding.models.catalog import (
+    NO_ADAPTER,
+    adapter_name,
+    baseline_of,
+    resolve,
+    short_name,
+    whole_model,
+)
 from pasta_decoding.remote.stream import checked_key
 from pasta_decoding.scheduling.decoder import Decoder
 from pasta_decoding.server.settings import LoadLimits, Settings
@@ -58,9 +64,7 @@ def serve(
         rival = None if baseline is None else baseline_backend(engine, baseline, metrics)
         decoder = warmed_up(opened_decoder(engine))
         if name is None:
-            own = engine.whole is None and engine.adapter_name != NO_ADAPTER
-            place = engine.whole or Path(engine.short_name)
-            name = ("pasta-" if own else "") + place.resolve().name.removesuffix(".gguf")
+            name = served_name(engine)
         backends = {name: Backend(lambda: decoder, metrics, load)}
         if rival is not None:
             backends[rival[0] if rival[0] != name else f"{name}-baseline"] = rival[1]
@@ -75,16 +79,27 @@ def serve(
             http_server(app, list(backends.values())).run(sockets=[listener])
 
 
+def served_name(engine: EngineConfig) -> str:
+    """Return what clients call a checkpoint: `pasta-` and its adapter, or the model's own name."""
+    whole = whole_model(engine.adapter, engine.model)
+    path = whole or Path(short_name(engine.adapter, engine.model))
+    name = path.resolve().name.removesuffix(".gguf")
+    has_adapter = whole is None and adapter_name(engine.adapter, engine.model) != NO_ADAPTER
+    return f"pasta-{name}" if has_adapter else name
+
+
 def baseline_backend(engine: EngineConfig, baseline: str, metrics: Metrics) -> tuple[str, Backend]:
     """Return the baseline's name, and what loads it when it is first asked for."""
     from pasta_decoding.server.backend import Backend, warmed_up
 
-    rival, _ = baseline_of(engine, baseline)
+    words = baseline_of(engine.adapter, engine.model, baseline, is_remote=engine.is_remote)
+    rival = replace(engine, adapter=words.adapter, model=words.model)
     check_local(rival)
-    find(rival, cache_folder())  # what is not there is told now
+    resolve(words.adapter, words.model, cache_folder())  # a missing file is reported now
+    name = short_name(words.adapter, words.model)
 
     def load() -> Decoder:
         return warmed_up(replace(open_local(rival, cache_folder()), parallel=False))
 
-    say(f"the baseline, {rival.short_name}, is loaded at the first race, with an engine of its own")
-    return rival.short_name, Backend(load, metrics, LoadLimits(max_requests=4, max_queue=16))
+    say(f"the baseline, {name}, is loaded at the first race, with an engine of its own")
+    return name, Backend(load, metrics, LoadLimits(max_requests=4, max_queue=16))

@@ -15,10 +15,8 @@ from pasta_decoding.cli.options import Base, command
 from pasta_decoding.data.rows import Question, Row, question_of, read_pairs, read_prompts, read_rows
 from pasta_decoding.errors import PastaError, errors_as, require
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.models.bases import named_base
+from pasta_decoding.models.catalog import NO_ADAPTER, find_adapter, find_base, hub_name
 from pasta_decoding.models.checkpoint import read_checkpoint
-from pasta_decoding.models.load import NO_ADAPTER, find_adapter
-from pasta_decoding.models.pull import find_base
 from pasta_decoding.training.config import (
     IDLE_WITH_PAIRS,
     Config,
@@ -141,14 +139,6 @@ def require_training(config: Config) -> None:
     for name in config.report_to:
         if find_spec(name) is None:
             raise PastaError(f"{name} is not installed", hint=f"pip install {name}")
-
-
-def hub_name(model: Path | None) -> str:
-    """Return the name of a base model on the hub; of a folder, the folder's own name."""
-    if base := named_base(model):
-        return base.hub
-    assert model is not None
-    return model.name if model.exists() else model.as_posix()
 
 
 def rows_of(paths: Sequence[str]) -> list[Row]:

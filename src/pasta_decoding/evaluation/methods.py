@@ -21,8 +21,8 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.records import Record, record_of
 from pasta_decoding.lang.tree import Span, text_form
-from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, BaseModel, named_base
-from pasta_decoding.models.load import NO_ADAPTER
+from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, BaseModel
+from pasta_decoding.models.catalog import NO_ADAPTER, known_model
 from pasta_decoding.scheduling.asking import DecodingTask
 from pasta_decoding.scheduling.decoder import Decoder, LocalDecoder
 
@@ -60,7 +60,7 @@ def choose_methods(
     texts: Sequence[str], model: Path | None = None, *, remote: bool = False
 ) -> list[MethodChoice]:
     """Read every --method. Raises PastaError for those that do not go together, or on servers."""
-    base = named_base(model) or BASES[DEFAULT_MODEL]
+    base = known_model(model) or BASES[DEFAULT_MODEL]
     chosen = [_chosen(text, base) for text in texts]
     labels = [one.label for one in chosen]
     if twice := [label for label in labels if labels.count(label) > 1]:

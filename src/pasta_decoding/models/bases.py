@@ -68,7 +68,7 @@ BASES = {
     )
 }
 DEFAULT_MODEL = "smollm2-135m"
-"""What Python takes; commands take the large one where there is room (`default_adapter`)."""
+"""What Python takes; commands take the large one where there is room (`api.defaults`)."""
 LARGE_MODEL = "qwen2.5-coder-1.5b"
 
 
@@ -79,13 +79,6 @@ def default_cache(environment: Mapping[str, str]) -> Path:
     base = environment.get("XDG_CACHE_HOME") or "~/.cache"
     with errors_as("PASTA_CACHE is not set, and there is no cache", RuntimeError):
         return Path(base).expanduser() / "pasta-decoding"
-
-
-def named_base(model: Path | None) -> BaseModel | None:
-    """Return the known base model of this name; the default one for None."""
-    if model is None:
-        return BASES[DEFAULT_MODEL]
-    return None if model.exists() else BASES.get(str(model))
 
 
 def model_path(cache: Path, name: str = DEFAULT_MODEL) -> Path:

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import written_whole
 from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.catalog import ModelSource
 from pasta_decoding.models.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from pasta_decoding.models.gguf import FLOAT_TYPES, write_gguf
 from pasta_decoding.models.load import LoadedModel
@@ -73,22 +74,27 @@ def export_hf(loaded: LoadedModel, target: Path, *, adapter: Path | None = None)
         write_beside_weights(loaded, partial, adapter)
 
 
-def cached_name(base: Path, adapter: Path | None, form: str) -> str:
-    """Return the name under which the cache keeps this very checkpoint in another form.
+def cached_name(source: ModelSource, form: str) -> str:
+    """Return the name, without a suffix, under which the cache keeps a model in another form.
 
-    It has no suffix yet. `form` is its number format and whatever else sets it apart.
+    form: its number format. Raises PastaError for a folder that holds no `pasta.json`.
     """
-    if adapter is not None:
-        read_checkpoint(adapter)  # what is no checkpoint is refused first
+    paths = [source.weights]
+    if source.checkpoint_path is not None:
+        read_checkpoint(source.checkpoint_path)
+        paths = [source.checkpoint_path, source.weights]
     digest = hashlib.sha256(f"{FORMAT} {form}".encode())
-    for one in (base,) if adapter is None else (adapter, base):
-        kinds = ("*.safetensors", "*.bin", "*.json")
-        files = [one] if one.is_file() else [path for kind in kinds for path in one.glob(kind)]
-        for path in sorted(files):
-            state = path.stat()
-            digest.update(f"{path.resolve()} {state.st_size} {state.st_mtime_ns}".encode())
-    name = base.resolve().name if adapter is None else adapter.resolve().name
-    return f"{name}-{digest.hexdigest()[:12]}-{form}"
+    for path in paths:
+        for file in _checkpoint_files(path):
+            state = file.stat()
+            digest.update(f"{file.resolve()} {state.st_size} {state.st_mtime_ns}".encode())
+    return f"{paths[0].resolve().name}-{digest.hexdigest()[:12]}-{form}"
+
+
+def _checkpoint_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return sorted([*path.glob("*.safetensors"), *path.glob("*.bin"), *path.glob("*.json")])
 
 
 @contextmanager

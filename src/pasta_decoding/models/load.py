@@ -1,20 +1,16 @@
-"""From a base model's folder and an adapter's to one plain model that speaks the language."""
+"""From the files of a base model and an adapter to one model that speaks the language."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.files import sha256
 from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.adapter import LayerUpdates, merge_adapter, read_layer_updates
-from pasta_decoding.models.bases import BASES, DEFAULT_MODEL
+from pasta_decoding.models.catalog import BaseWithAdapter, ModelSource, WholeModel
 from pasta_decoding.models.checkpoint import (
-    FILE_NAME,
     Checkpoint,
     ModelStub,
     add_missing_tokens,
@@ -23,14 +19,6 @@ from pasta_decoding.models.checkpoint import (
 )
 from pasta_decoding.models.pretrained import errors_of, from_pretrained, load_config, load_tokenizer
 from pasta_decoding.models.template import template_end
-
-DEFAULT_ADAPTER = BASES[DEFAULT_MODEL].adapter
-SEQUENTIAL = "sequential"
-"""The baseline of a shipped adapter: trained on many of the same responses, tags taken out."""
-NO_ADAPTER = "none"
-"""The base model as it is, in place of an adapter's name."""
-_PACKAGE = Path(__file__).parents[1]
-_SHIPPED = (_PACKAGE / "adapters", _PACKAGE.parents[1] / "adapters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,66 +47,6 @@ class LoadedModel:
         return next((one for one in own if one in self.eos_ids), min(self.eos_ids))
 
 
-# Which files
-
-
-def find_adapter(name: str) -> Path:
-    """Return the folder of an adapter, given as its folder, its training run's, or by name."""
-    path = Path(name)
-    if path.is_dir():
-        held = [one for one in (path, path / "adapter") if (one / FILE_NAME).is_file()]
-        if not held and any((path / one).is_file() for one in ("metrics.jsonl", "prompts.jsonl")):
-            raise PastaError(f"the training run in {path} is not finished: it holds no adapter yet")
-        return held[0] if held else path
-    for shipped in _SHIPPED:
-        if (shipped / name / FILE_NAME).is_file():
-            return shipped / name
-    raise PastaError(f"no adapter {name!r}; {', '.join(shipped_adapters())} ship, or give a folder")
-
-
-def shipped_adapters() -> list[str]:
-    found = {path.parent.name for place in _SHIPPED for path in place.glob(f"*/{FILE_NAME}")}
-    return sorted(found, key=lambda name: (name != DEFAULT_ADAPTER, name))
-
-
-def known_base(adapter: str) -> str:
-    """Return the name of the known base model that an adapter was trained on, or the default's."""
-    name = base_name(None if adapter == NO_ADAPTER else find_adapter(adapter))
-    return name if name in BASES else DEFAULT_MODEL
-
-
-def base_name(adapter: Path | None) -> str:
-    """Return the name of the base model that an adapter or a whole model was trained on."""
-    if adapter is None:
-        return DEFAULT_MODEL
-    if adapter.suffix != ".gguf":
-        hub = read_checkpoint(adapter).base.name
-    else:
-        own = GgufFile(adapter).fields.get(checkpoints.GGUF_KEY)
-        hub = str(adapter) if own is None else checkpoints.from_json(own, "").base.name
-    return next((one.name for one in BASES.values() if one.hub == hub), hub)
-
-
-def is_whole(path: Path) -> bool:
-    """Is it a base model and an adapter in one: a GGUF, or a folder as `export --to hf` writes?"""
-    return holds_weights(path) and (path.suffix == ".gguf" or (path / FILE_NAME).is_file())
-
-
-def holds_weights(adapter: Path) -> bool:
-    """Does the path hold a whole model, and not only what an adapter changes?"""
-    names = [one for one in ("adapter_config.json", "config.json") if (adapter / one).exists()]
-    return names == ["config.json"] or adapter.suffix == ".gguf"
-
-
-def adapter_digest(adapter: Path) -> str:
-    if adapter.is_file():
-        return sha256(adapter)[:16]
-    digest = hashlib.sha256()
-    for path in sorted([*adapter.glob("*.safetensors"), *adapter.glob("*.json")]):
-        digest.update(f"{path.name} {sha256(path)}\n".encode())
-    return digest.hexdigest()[:16]
-
-
 # Where they are computed
 
 
@@ -141,100 +69,110 @@ def native_dtype(device: str) -> str:
 # Loading. All raise PastaError for a broken, foreign or mismatched checkpoint.
 
 
-def load_base(
-    base: Path, adapter: Path | None = None, *, dtype: str = "float32", **settings: Any
-) -> LoadedModel:
-    """Load a base model with room for the tokens of an adapter, which is not put on it yet.
+def load_base(source: ModelSource, *, dtype: str = "float32", **settings: Any) -> LoadedModel:
+    """Load a model with room for the tokens of an adapter, which is not put on it yet.
 
-    adapter:  a whole model takes the place of the base. Without one the control tokens are there
-              to be banned: the model can only be decoded sequentially.
+    Without an adapter the control tokens are there to be banned: the model can only be decoded
+    sequentially.
+
     dtype:    a name of torch's, or "auto" for that of a folder's files.
     settings: of `from_pretrained`.
     """
     import torch
     import transformers
 
-    source = base if adapter is None or not holds_weights(adapter) else adapter
+    path = source.weights
     settings |= {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
-    if source.suffix == ".gguf":
-        file = GgufFile(source)
-        read = load_gguf(file, adapter)
+    if path.suffix == ".gguf":
+        file = GgufFile(path)
+        stub = load_gguf(file, source)
         if file.frequency_factors is not None:
-            raise PastaError(f"{source} scales its rotary positions: only the engine fast reads it")
-        kind = getattr(transformers, read.model.config.architectures[0])
+            raise PastaError(f"{path} scales its rotary positions: only the engine fast reads it")
+        model_class = getattr(transformers, stub.model.config.architectures[0])
         # Each weight is dequantised when it is asked for.
-        settings |= {"config": read.model.config, "state_dict": file.weights}
-        model = from_pretrained(kind, source, None, settings)
+        settings |= {"config": stub.model.config, "state_dict": file.weights}
+        model = from_pretrained(model_class, path, None, settings)
         model.name_or_path = model.config.name_or_path = ""  # peft looks "None" up on the hub
-        return replace(read, model=model, added={})
-    record = None if adapter is None else read_checkpoint(adapter)  # refused before weights load
-    tokenizer = load_tokenizer(source)
-    settings["config"] = load_config(source)
-    model = from_pretrained(transformers.AutoModelForCausalLM, source, source, settings)
+        return replace(stub, model=model, added={})
+    record = _record_of(source)  # a broken one is refused before weights load
+    tokenizer = load_tokenizer(path)
+    settings["config"] = load_config(path)
+    model = from_pretrained(transformers.AutoModelForCausalLM, path, path, settings)
     ends = eos_ids(model.generation_config.eos_token_id, tokenizer)
-    loaded = checked(model, tokenizer, ends, record, source.name)
+    loaded = checked(model, tokenizer, ends, record, path.name)
     rows = max(loaded.checkpoint.control.ids) + 1
     if rows > model.get_input_embeddings().weight.shape[0]:
         model.resize_token_embeddings(rows)
     return loaded
 
 
-def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> LoadedModel:
+def load_model(source: ModelSource, *, dtype: str = "float32") -> LoadedModel:
     """Load a model and merge its adapter."""
     import torch
 
-    loaded = load_base(base, adapter, dtype=dtype)
+    loaded = load_base(source, dtype=dtype)
     for name, weight in loaded.model.named_parameters():
         if not weight.sum(dtype=torch.float32).isfinite():
-            raise PastaError(f"the model in {base} has numbers that are not finite, in {name}")
-    if adapter is not None and not holds_weights(adapter):
-        merge_adapter(loaded.model, adapter)
+            raise PastaError(
+                f"the model in {source.weights} has numbers that are not finite, in {name}"
+            )
+    if isinstance(source, BaseWithAdapter):
+        merge_adapter(loaded.model, source.adapter)
     return loaded
 
 
-def load_gguf(file: GgufFile, adapter: Path | None) -> LoadedModel:
+def load_gguf(file: GgufFile, source: ModelSource) -> LoadedModel:
     """Read all of a GGUF but its weights, which stay in the file, and what an adapter adds to them.
 
-    adapter: the file's own path if `pasta export` wrote it, with its adapter in it.
+    file: that of `source.weights`. If `pasta export` wrote it, it is a whole model.
     """
     from pasta_decoding.models.gguf import read_config, read_ends, read_tokenizer
 
-    path, own = file.path, file.fields.get(checkpoints.GGUF_KEY)
-    model, tokenizer = ModelStub(read_config(file), file.weights), read_tokenizer(file)
-    if own is not None and adapter != path:
+    path = file.path
+    record_text = file.fields.get(checkpoints.GGUF_KEY)
+    model = ModelStub(read_config(file), file.weights)
+    tokenizer = read_tokenizer(file)
+    if record_text is not None and not isinstance(source, WholeModel):
         raise PastaError(f"{path} holds an adapter already: name no other one beside it")
-    apart, ends = None if adapter == path else adapter, eos_ids(read_ends(file), tokenizer)
-    if own is not None:
-        loaded = LoadedModel(model, tokenizer, checkpoints.from_json(own, str(path)), ends)
+    ends = eos_ids(read_ends(file), tokenizer)
+    if record_text is not None:
+        checkpoint = checkpoints.from_json(record_text, str(path))
+        loaded = LoadedModel(model, tokenizer, checkpoint, ends)
     else:
-        record = None if apart is None else read_checkpoint(apart)
+        record = read_checkpoint(source.adapter) if isinstance(source, BaseWithAdapter) else None
         loaded = checked(model, tokenizer, ends, record, path.stem)
     if max(loaded.checkpoint.control.ids) >= model.config.vocab_size:
         raise PastaError(f"{path} has no spare tokens, which the language's tags need")
-    return (
-        loaded if apart is None else replace(loaded, added=read_layer_updates(file.weights, apart))
-    )
+    if isinstance(source, BaseWithAdapter):
+        return replace(loaded, added=read_layer_updates(file.weights, source.adapter))
+    return loaded
 
 
-def load_metadata(base: Path, adapter: Path | None) -> LoadedModel:
+def load_metadata(source: ModelSource) -> LoadedModel:
     """Load all but the weights; the config counts the adapter's added tokens.
 
-    It cannot check which model a server has. `adapter` is `base` itself for a whole model.
+    It cannot check which model a server has.
     """
     from transformers import GenerationConfig
 
-    if base.suffix == ".gguf":
-        return load_gguf(GgufFile(base), adapter)
-    record = None if adapter is None else read_checkpoint(adapter)
-    tokenizer, config = load_tokenizer(base), load_config(base)
-    with errors_of("settings", base):
-        has_own = (base / "generation_config.json").is_file()
-        settings = GenerationConfig.from_pretrained(base) if has_own else config
+    path = source.weights
+    if path.suffix == ".gguf":
+        return load_gguf(GgufFile(path), source)
+    record = _record_of(source)
+    tokenizer = load_tokenizer(path)
+    config = load_config(path)
+    with errors_of("settings", path):
+        has_settings = (path / "generation_config.json").is_file()
+        settings = GenerationConfig.from_pretrained(path) if has_settings else config
     ends = eos_ids(settings.eos_token_id, tokenizer)
-    loaded = checked(ModelStub(config, {}), tokenizer, ends, record, base.name)
-    if adapter is not None:  # a base model that is served as it is has no tokens added
+    loaded = checked(ModelStub(config, {}), tokenizer, ends, record, path.name)
+    if record is not None:  # a base model that is served as it is has no tokens added
         config.vocab_size = max(config.vocab_size, max(loaded.checkpoint.control.ids) + 1)
     return loaded
+
+
+def _record_of(source: ModelSource) -> Checkpoint | None:
+    return None if source.checkpoint_path is None else read_checkpoint(source.checkpoint_path)
 
 
 def checked(

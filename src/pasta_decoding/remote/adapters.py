@@ -13,6 +13,7 @@ import httpx2 as httpx
 
 from pasta_decoding.errors import PastaError, checked_url, errors_as, excerpt
 from pasta_decoding.models.adapter import EMBEDDINGS, read_layer_updates
+from pasta_decoding.models.catalog import BaseWithAdapter
 from pasta_decoding.models.load import load_base
 from pasta_decoding.remote.client import headers
 
@@ -59,7 +60,8 @@ def write_lora(base: Path, adapter: Path, folder: Path) -> int:
     """
     from safetensors.torch import save_file
 
-    weights = dict(load_base(base, adapter, dtype="bfloat16").model.named_parameters())
+    loaded = load_base(BaseWithAdapter(base, adapter), dtype="bfloat16")
+    weights = dict(loaded.model.named_parameters())
     added, tensors = read_layer_updates(weights, adapter), {}
     for layer, (down_RI, up_OR) in added.items():
         pair = {"lora_A.weight": down_RI, "lora_B.weight": up_OR}

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -19,6 +18,7 @@ from pasta_decoding.answer.sampler import Sampler
 from pasta_decoding.engines.base import Limits
 from pasta_decoding.errors import PastaError, checked_url, excerpt
 from pasta_decoding.lang.layout import Joining
+from pasta_decoding.models.catalog import ModelSource
 from pasta_decoding.models.load import load_metadata
 from pasta_decoding.remote.client import ReplicaPool, Service, headers, is_retryable
 from pasta_decoding.remote.driver import AnswerWriter
@@ -129,8 +129,7 @@ class RemoteScheduler:
 
 
 def remote_decoder(
-    base: Path,
-    adapter: Path | None,
+    source: ModelSource,
     base_urls: Sequence[str],
     *,
     names: Sequence[str] = (),
@@ -149,7 +148,7 @@ def remote_decoder(
     if joining is Joining.kv:
         raise PastaError("servers of completions cannot join keys, only text")
     urls = tuple(dict.fromkeys(checked_url(one, alone="/v1") for one in base_urls))
-    loaded = load_metadata(base, adapter)
+    loaded = load_metadata(source)
     config = loaded.model.config
     most: int = config.max_position_embeddings
     fields = decoder_fields(loaded, config.vocab_size, joining, (Joining.text,))

@@ -29,16 +29,16 @@ from typing import Any
 import torch
 
 from pasta_decoding.answer.request import Rules
-from pasta_decoding.api.checkpoints import find
 from pasta_decoding.api.config import EngineConfig
-from pasta_decoding.api.opening import ENGINES, choose_engine, open_local
+from pasta_decoding.api.opening import ENGINES, choose_engine, find_files, open_local
 from pasta_decoding.data.lines import read_json, read_lines, refuse_other_settings, write_lines
 from pasta_decoding.data.rows import Question, Row, digest
 from pasta_decoding.errors import PastaError, require
 from pasta_decoding.files import copy_whole, sha256, write_json
 from pasta_decoding.lang.layout import Joining
+from pasta_decoding.models.catalog import adapter_on, holds_weights, model_beside
 from pasta_decoding.models.checkpoint import read_checkpoint
-from pasta_decoding.models.load import default_device, holds_weights, load_base, native_dtype
+from pasta_decoding.models.load import default_device, load_base, native_dtype
 from pasta_decoding.scheduling.decoder import Decoder
 from pasta_decoding.training import bonbon, loop, score
 from pasta_decoding.training.bonbon import preference_loss, with_references
@@ -58,15 +58,16 @@ def engine_of(config: PreferenceConfig, base: Path, adapter: str) -> EngineConfi
     if config.engine in ("auto", "torch"):  # the others decode on the CPU
         names.append("device")
     same = {name: getattr(config, name) for name in names}
-    return EngineConfig(model=base, join=Joining.kv, **same).of(adapter)
+    model = model_beside(adapter, base)
+    return EngineConfig(adapter, model, join=Joining.kv, **same)
 
 
 def settled(config: PreferenceConfig, base: Path, cache: Path) -> PreferenceConfig:
     """Return the settings with one engine and one number format, which are kept with the run."""
-    checkpoint = find(engine_of(config, base, config.policy), cache)
-    engine: Any = choose_engine(checkpoint)
+    files = find_files(engine_of(config, base, config.policy), cache)
+    engine: Any = choose_engine(files)
     fixed = engine in ("fast", "torch")
-    dtype: Any = ENGINES[engine].dtype(checkpoint) if fixed else config.dtype
+    dtype: Any = ENGINES[engine].dtype(files) if fixed else config.dtype
     return replace(config, engine=engine, dtype=dtype)
 
 
@@ -160,7 +161,7 @@ class PreferenceRun:
         with held if shared.is_main_process else nullcontext():
             shared.wait_for_everyone()
             where |= {"names": [folder.name], "joining": config.joining}
-            yield remote_decoder(self.base, adapter, **where)
+            yield remote_decoder(adapter_on(self.base, adapter), **where)
             shared.wait_for_everyone()
 
     def _measure(
@@ -174,7 +175,8 @@ class PreferenceRun:
             free_memory()
             device = self.config.device or default_device()
             baseline, dtype = Path(self.config.baseline), native_dtype(device)
-            rate = score.likelihood_rate(self.base, baseline, dtype=dtype, device=device)
+            source = adapter_on(self.base, baseline)
+            rate = score.likelihood_rate(source, dtype=dtype, device=device)
             groups = {prompt: list(keys) for prompt, keys in groupby(missing, itemgetter(0))}
             for prompt, keys in tracked(groups.items(), "scoring", len(groups)):
                 some = [known[key] for key in keys]
@@ -187,7 +189,7 @@ class PreferenceRun:
         free_memory()
         config, whole = self.config, holds_weights(policy)
         dtype = "bfloat16" if config.bf16 and not whole else "float32"
-        loaded = load_base(self.base, policy, dtype=dtype)
+        loaded = load_base(adapter_on(self.base, policy), dtype=dtype)
         model = loaded.model if whole else take_up(loaded.model, policy, seed=config.seed)
         loaded = replace(loaded, model=model.to(config.device or default_device()))
         examples = compiled(loaded)

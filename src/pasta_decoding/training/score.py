@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
@@ -33,6 +32,7 @@ from pasta_decoding.lang import measures
 from pasta_decoding.lang.layout import ChunkRun, MainRun, lay_out
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import read, strip
+from pasta_decoding.models.catalog import ModelSource
 from pasta_decoding.models.load import load_model
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.models.template import Message
@@ -109,9 +109,9 @@ def measure(question: Question, samples: Sequence[Sample], rate: Rate) -> list[S
     return found
 
 
-def likelihood_rate(base: Path, adapter: Path, *, dtype: str, device: str = "cpu") -> Rate:
+def likelihood_rate(source: ModelSource, *, dtype: str, device: str = "cpu") -> Rate:
     """Load a model; return what rates plain texts by their likelihood under it, less rep-4."""
-    loaded = load_model(base, adapter, dtype=dtype)
+    loaded = load_model(source, dtype=dtype)
     loaded.model.to(device).eval()
     checkpoint = loaded.checkpoint
     close, scheme = checkpoint.control.async_close, scheme_named(checkpoint.scheme)

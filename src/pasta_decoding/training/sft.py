@@ -37,8 +37,9 @@ from pasta_decoding.lang.layout import (
 from pasta_decoding.lang.measures import geometric_mean, tokens_per_step
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree, has_chunk, read, strip, without_topics
+from pasta_decoding.models.catalog import BaseAlone, BaseWithAdapter, holds_weights
 from pasta_decoding.models.checkpoint import FILE_NAME
-from pasta_decoding.models.load import LoadedModel, holds_weights, load_base
+from pasta_decoding.models.load import LoadedModel, load_base
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.models.template import Message
 from pasta_decoding.scheduling.asking import FAILURES
@@ -113,7 +114,8 @@ def load_trainable(base: Path, config: SftConfig) -> LoadedModel:
         raise PastaError(f"{start} holds a whole model, not an adapter: give it as --model")
     dtype = "bfloat16" if config.bf16 and config.lora_rank else "float32"
     settings = {"quantization_config": in_4bit(dtype)} if config.load_in_4bit else {}
-    loaded = load_base(base, start, dtype=dtype, **settings)
+    source = BaseAlone(base) if start is None else BaseWithAdapter(base, start)
+    loaded = load_base(source, dtype=dtype, **settings)
     if loaded.warning is not None:
         log.warning(loaded.warning)
     model, record = loaded.model, loaded.checkpoint
