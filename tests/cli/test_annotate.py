@@ -43,7 +43,7 @@ def test_rules_annotate_what_they_are_for_and_once(
     assert (report["rows"], report["with_chunk"]) == (6, 1)
     assert report["ideal_speedup_with_chunk"] > report["ideal_speedup"] > 1
     found = responses(out)
-    assert '1. <promise topic="sleep" tokens="' in found[0]
+    assert '1. **<promise topic="sleep" tokens="' in found[0]
     assert found[1:4] == ["", " \n", "word " * 500]
     assert found[4:] == ["Write \\<sync/> or \\</async>.", PLAIN[5]]
     assert json.loads(out.read_text().splitlines()[0])["x"] == 1

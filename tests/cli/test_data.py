@@ -69,6 +69,15 @@ def test_it_names_file_line_column_and_rule(tmp_path: Path, pasta: Pasta) -> Non
     )
 
 
+def test_a_warning_alone_is_no_failure(tmp_path: Path, pasta: Pasta) -> None:
+    path = tmp_path / "marked.txt"
+    path.write_text(GOOD.replace("<async>b", "<async>**b**: c"))
+    said = "warning: markup-in-chunk: markup opens the chunk; it belongs to the main thread"
+    assert pasta("lint", path) == Outcome(0, f"{path}:1:45: {said}\n", "")
+    path.write_text(f"{path.read_text()}<sync/><sync/>")
+    assert pasta("lint", path).status == 1
+
+
 def test_it_reads_rows_and_names_the_line_and_the_column_in_the_response(
     tmp_path: Path, pasta: Pasta
 ) -> None:

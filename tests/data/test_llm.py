@@ -16,7 +16,7 @@ from pasta_decoding.data.annotate.llm import AnswerError, accept, by_endpoint, i
 from pasta_decoding.data.endpoint import Endpoint, EndpointError, chat, open_client
 from pasta_decoding.data.rows import Row
 from pasta_decoding.errors import PastaError, install_command
-from pasta_decoding.lang.check import check
+from pasta_decoding.lang.check import check, warn
 from tests.chatserver import Act, Body, Raw, Script, chat_server, failure, in_turn
 
 PLAIN = "Eat oats for breakfast. Sleep well at night."
@@ -37,7 +37,7 @@ def test_a_conversation_begins_with_the_guide_and_seven_answers_that_obey_it() -
     assert all(tag in turns[0]["content"] for tag in tags)
     assert not any(tag in turn["content"] for turn in turns[1::2] for tag in tags)
     shown = [turn["content"] for turn in turns[2::2]]
-    assert [check(text) for text in shown] == [[]] * 7
+    assert [check(text) + warn(text) for text in shown] == [[]] * 7
 
 
 # What of an answer is taken
@@ -53,6 +53,11 @@ def test_a_conversation_begins_with_the_guide_and_seven_answers_that_obey_it() -
         (GOOD.replace("/><async>", "><async>"), PLAIN, GOOD),
         (GOOD, f"\n {PLAIN}\t\n", f"\n {GOOD}\t\n"),
         (PLAIN, PLAIN, PLAIN),
+        (
+            '<promise topic="diet" tokens="10"/><async>**Oats**: eat them.</async>',
+            "**Oats**: eat them.",
+            '**<promise topic="diet" tokens="10"/><async>Oats**: eat them.</async>',
+        ),
         (f"{GOOD} Write \\<sync/>.", f"{PLAIN} Write <sync/>.", f"{GOOD} Write \\<sync/>."),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pasta_decoding.data.annotate import apar, structure
 from pasta_decoding.data.annotate.base import by_rule
 from pasta_decoding.data.rows import Row
-from pasta_decoding.lang.check import check
+from pasta_decoding.lang.check import check, warn
 from pasta_decoding.lang.tree import Chunk, Sync, read, strip, text_form
 
 FOLDER = Path(__file__).parent / "texts"
@@ -49,6 +49,7 @@ def test_the_text_stays_and_the_checker_finds_nothing_wrong(rule: str, response:
     assert strip(tree) == response
     assert text_form(tree) == annotated
     assert check(annotated, topic_required=rule == "structure") == []
+    assert warn(annotated) == []
     assert Sync() not in tree
     topics = [chunk.topic for chunk in tree if isinstance(chunk, Chunk)]
     if rule == "apar":
@@ -71,7 +72,7 @@ def test_list_items_are_chunks_and_their_markers_main_text() -> None:
     annotated = annotate(response)
     assert annotated.startswith(
         "Healthy habits pay off over the years:\n\n"
-        '1. <promise topic="balanced diet" tokens="20"/><async>**Balanced diet**: Eat'
+        '1. **<promise topic="balanced diet" tokens="20"/><async>Balanced diet**: Eat'
     )
     assert annotated.endswith("kitchen.</async>\n\nIn conclusion, small steps add up.")
     assert topics(response) == ["balanced diet", "regular exercise", "enough sleep"]

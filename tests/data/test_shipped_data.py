@@ -6,7 +6,7 @@ import pytest
 
 from pasta_decoding.data.build import normalised, runs_of_words
 from pasta_decoding.data.rows import Row, read_prompts, read_rows
-from pasta_decoding.lang.check import check
+from pasta_decoding.lang.check import check, warn
 from pasta_decoding.lang.tree import read, strip
 
 FOLDER = Path(__file__).parents[2] / "data"
@@ -33,7 +33,7 @@ def shipped(name: str) -> list[Row]:
 def test_every_row_is_there_and_well_formed(name: str, count: int) -> None:
     rows = shipped(name)
     assert len(rows) == count
-    assert [row.id for row in rows if check(row.response)] == []
+    assert [row.id for row in rows if check(row.response) or warn(row.response)] == []
 
 
 @pytest.mark.parametrize(("name", "count"), PROMPTS.items())

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pasta_decoding.lang.check import RULES
+from pasta_decoding.lang.check import RULES, WARNINGS
 from pasta_decoding.lang.layout import (
     ChunkRun,
     Layout,
@@ -27,7 +27,7 @@ PLAN, GO = (OPEN, "plan", CLOSE), (ASYNC, "Go.")
 TOKENS = ("Hi", *DIET, *OATS, LINE_BREAK, *SLEEP, *REST, "SYNC", "So:", *PLAN, *GO)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [*RULES, *WARNINGS])
 def test_every_rule_is_explained(rule: str) -> None:
     assert f"| `{rule}`" in PAGE
 

@@ -14,7 +14,7 @@ from pasta_decoding.cli.options import AsJson, Base, command
 from pasta_decoding.data.build import SelectionLimits, measure_rows, select_rows
 from pasta_decoding.data.rows import numbered_rows, read_prompts, read_rows, write_rows
 from pasta_decoding.errors import PastaError, errors_as
-from pasta_decoding.lang.check import check
+from pasta_decoding.lang.check import WARNINGS, Problem, check, warn
 
 
 @command("pasta lint answer.txt", "pasta lint --no-topic rows.jsonl.gz")
@@ -26,33 +26,47 @@ def lint(
 ) -> None:
     """Report every broken annotation as `file:line:column: rule: message`, as a compiler does.
 
+    A warning alone leaves the exit status 0.
     In JSONL files the line is the row's, and the column counts characters of its response.
     """
     status = 0
     for path in files:
         of_rows = ".jsonl" in path.suffixes[-2:]
-        for line in (_in_rows if of_rows else _in_text)(path, topic=not no_topic):
+        for is_error, line in (_in_rows if of_rows else _in_text)(path, topic=not no_topic):
             typer.echo(line)
-            status = 1
+            if is_error:
+                status = 1
     raise typer.Exit(status)
 
 
-def _in_text(path: Path, *, topic: bool) -> Iterator[str]:
+def _in_text(path: Path, *, topic: bool) -> Iterator[tuple[bool, str]]:
+    """Yield a line for each problem, and whether it is an error, not a warning."""
     with errors_as(f"{path} is not UTF-8", UnicodeDecodeError):
         text = path.read_bytes().decode("utf-8")
-    for one in check(text, topic_required=topic):
-        yield f"{path}:{one.line}:{one.column}: {one.rule}: {one.message}"
+    for problem in _problems(text, topic=topic):
+        yield _described(f"{path}:{problem.line}:{problem.column}", problem)
 
 
-def _in_rows(path: Path, *, topic: bool) -> Iterator[str]:
+def _in_rows(path: Path, *, topic: bool) -> Iterator[tuple[bool, str]]:
     for number, row in numbered_rows(path):
         if isinstance(row, PastaError):
-            yield str(row)
+            yield True, str(row)
             continue
         lines = row.response.split("\n")
-        for one in check(row.response, topic_required=topic):
-            column = sum(len(line) + 1 for line in lines[: one.line - 1]) + one.column
-            yield f"{path}:{number}:{column}: {one.rule}: {one.message}"
+        for problem in _problems(row.response, topic=topic):
+            column = sum(len(line) + 1 for line in lines[: problem.line - 1]) + problem.column
+            yield _described(f"{path}:{number}:{column}", problem)
+
+
+def _problems(text: str, *, topic: bool) -> list[Problem]:
+    problems = [*check(text, topic_required=topic), *warn(text)]
+    return sorted(problems, key=lambda problem: (problem.line, problem.column))
+
+
+def _described(location: str, problem: Problem) -> tuple[bool, str]:
+    is_error = problem.rule not in WARNINGS
+    severity = "" if is_error else "warning: "
+    return is_error, f"{location}: {severity}{problem.rule}: {problem.message}"
 
 
 @command()

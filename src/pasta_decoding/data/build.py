@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from pasta_decoding.data.rows import Row
 from pasta_decoding.lang.check import check
+from pasta_decoding.lang.markup import lift_markup
 from pasta_decoding.lang.measures import geometric_mean, ideal_speedup
 from pasta_decoding.lang.tree import Chunk, Sync, has_chunk, read, strip, text_form
 from pasta_decoding.setting import Setting
@@ -72,7 +73,7 @@ def select_rows(
             dropped[reason] += 1
             continue
         of_prompt[key[0]] += 1
-        kept[key] = replace(row, response=text_form(tree))
+        kept[key] = replace(row, response=text_form(lift_markup(tree)))
     return list(kept.values()), dropped
 
 

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from pasta_decoding.lang import tags
+from pasta_decoding.lang.markup import opening_markup
 from pasta_decoding.lang.tree import (
     MAX_TOKENS,
     MAX_TOPIC_CHARS,
@@ -39,10 +40,15 @@ RULES: dict[str, str] = {
 }
 """What each rule says. The corpus and docs/language.md have an entry for every one."""
 
+WARNINGS: dict[str, str] = {
+    "markup-in-chunk": "markup opens the chunk; it belongs to the main thread",
+}
+"""What is well-formed, but teaches a model a bad habit. They have entries there as well."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One broken rule. `line` and `column` count characters from 1."""
+    """One broken rule, or one warning. `line` and `column` count characters from 1."""
 
     line: int
     column: int
@@ -59,6 +65,17 @@ def check(text: str, *, topic_required: bool = True) -> list[Problem]:
             rules = _promise_rules(event, topic_required=topic_required)
             found += [(event.pos, rule) for rule in rules]
     return _located(text, sorted(found, key=lambda problem: problem[0]))
+
+
+def warn(text: str) -> list[Problem]:
+    """Return what is well-formed in a response but should be written otherwise, in order."""
+    events = tags.parse(text)
+    marked: list[tuple[int, str]] = []
+    for promise, opening, body in zip(events, events[1:], events[2:], strict=False):
+        match promise, opening, body:
+            case tags.Promise(), tags.AsyncOpen(), tags.Text(pos, words) if opening_markup(words):
+                marked.append((pos, "markup-in-chunk"))
+    return _located(text, marked)
 
 
 def _promise_rules(promise: tags.Promise, *, topic_required: bool) -> list[str]:
@@ -84,5 +101,5 @@ def _located(text: str, found: list[tuple[int, str]]) -> list[Problem]:
     problems = []
     for pos, rule in found:
         line = bisect_right(starts, pos)
-        problems.append(Problem(line, pos - starts[line - 1] + 1, rule, RULES[rule]))
+        problems.append(Problem(line, pos - starts[line - 1] + 1, rule, (RULES | WARNINGS)[rule]))
     return problems

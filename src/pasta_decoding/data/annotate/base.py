@@ -13,7 +13,9 @@ from typing import Any
 from pasta_decoding.data.lines import append_line, read_lines, refuse_other_settings
 from pasta_decoding.data.rows import Row, write_rows
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.tree import Chunk, Node, Span, text_form, valid_tokens, valid_topic
+from pasta_decoding.lang.markup import lift_markup
+from pasta_decoding.lang.tags import DEFAULT_TOKENS
+from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, text_form, valid_tokens, valid_topic
 
 MAX_TOKENS = 4096
 """A longer response stays plain."""
@@ -67,14 +69,21 @@ def by_rule(
 ) -> Iterator[AnnotatedRow]:
     """Annotate by a rule. Raises PastaError for parts that are none."""
     for row in rows:
-        tree = tuple(_promised(row, find_parts(row.response), count_tokens))
+        tree = finish_tree(tuple(_promised(row, find_parts(row.response))), count_tokens)
         yield AnnotatedRow(replace(row, response=text_form(tree)))
 
 
-def _promised(
-    row: Row, parts: Iterable[Part], count_tokens: Callable[[str], int]
-) -> Iterator[Node]:
-    """Yield the response with its parts as chunks, their lengths counted, the rest as main text."""
+def finish_tree(tree: Tree, count_tokens: Callable[[str], int]) -> Tree:
+    """Return `tree` with the markup that opens its chunks in the main thread, lengths counted."""
+    nodes = list(lift_markup(tree))
+    for index, node in enumerate(nodes):
+        if isinstance(node, Chunk):
+            nodes[index] = replace(node, tokens=valid_tokens(max(1, count_tokens(node.text))))
+    return tuple(nodes)
+
+
+def _promised(row: Row, parts: Iterable[Part]) -> Iterator[Node]:
+    """Yield the response with its parts as chunks of no known length, the rest as main text."""
     text, at = row.response, 0
     for part in parts:
         if not at <= part.start < part.end <= len(text):
@@ -86,8 +95,7 @@ def _promised(
             raise PastaError(f"row {row.id!r}: {part.topic!r} is no topic")
         if part.start > at:
             yield Span(text[at : part.start])
-        body = text[part.start : part.end]
-        yield Chunk(part.topic, valid_tokens(max(1, count_tokens(body))), body)
+        yield Chunk(part.topic, DEFAULT_TOKENS, text[part.start : part.end])
         at = part.end
     if at < len(text):
         yield Span(text[at:])

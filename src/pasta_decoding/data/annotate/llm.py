@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
-from pasta_decoding.data.annotate.base import AnnotatedRow, reject
+from pasta_decoding.data.annotate.base import AnnotatedRow, finish_tree, reject
 from pasta_decoding.data.endpoint import (
     Ask,
     Endpoint,
@@ -20,7 +20,7 @@ from pasta_decoding.data.endpoint import (
 )
 from pasta_decoding.data.rows import Row, read_rows
 from pasta_decoding.lang.check import check
-from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, read, strip, text_form, valid_tokens
+from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, read, strip, text_form
 
 # Token counts are replaced, and promises are printed anew: mistakes in these cost nothing.
 _MENDED = {"missing-tokens", "bad-tokens", "promise-form"}
@@ -57,12 +57,7 @@ def accept(answer: str, response: str, count_tokens: Callable[[str], int]) -> st
     topics = [node.topic for node in tree if isinstance(node, Chunk)]
     if twice := [topic for topic in topics if topics.count(topic) > 1]:
         raise AnswerError("same topic", f"{len(twice)} parts have the topic {twice[0]!r}.")
-    nodes = list(tree)
-    for place, node in enumerate(nodes):
-        if isinstance(node, Chunk):
-            tokens = valid_tokens(max(1, count_tokens(node.text)))
-            nodes[place] = replace(node, tokens=tokens)
-    return before + text_form(tuple(nodes)) + after
+    return before + text_form(finish_tree(tree, count_tokens)) + after
 
 
 def _cut_out(tree: Tree, core: str) -> Tree:
