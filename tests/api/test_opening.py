@@ -18,7 +18,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.bases import DEFAULT_MODEL
 from pasta_decoding.models.catalog import find_adapter
-from pasta_decoding.models.gguf import write_gguf
+from pasta_decoding.models.gguf_writer import write_gguf
 from pasta_decoding.models.pull import pull
 from pasta_decoding.server.settings import Settings
 from tests.checkpoint import TinyCheckpoint

@@ -18,7 +18,7 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.engines.weights import ModelWeights
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import choose_tokens
-from pasta_decoding.models.gguf import write_gguf
+from pasta_decoding.models.gguf_writer import write_gguf
 from pasta_decoding.models.load import LoadedModel
 from tests.engines.oracle import Oracle, Recorder, by_script, dense
 from tests.scripted import ScriptedEngine, shuffled

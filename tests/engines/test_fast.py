@@ -19,7 +19,8 @@ from pasta_decoding.engines.weights import Linear, ModelWeights, stored
 from pasta_decoding.errors import PastaError
 from pasta_decoding.gguf_file import GgufFile, GgufTensor
 from pasta_decoding.models.checkpoint import ModelStub
-from pasta_decoding.models.gguf import read_config, write_gguf
+from pasta_decoding.models.gguf_reader import read_config
+from pasta_decoding.models.gguf_writer import write_gguf
 from tests.engines.oracle import Recorder, assert_equals_recompute, dense
 from tests.engines.subjects import fast, speaking
 from tests.engines.test_torch import fork_join_go_on

@@ -9,7 +9,7 @@ import pytest
 from pasta_decoding.engines.base import Feed
 from pasta_decoding.engines.llama import MAX_SEQUENCES, LlamaEngine
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.gguf import write_gguf
+from pasta_decoding.models.gguf_writer import write_gguf
 from tests.engines.oracle import Recorder
 from tests.engines.subjects import speaking
 from tests.engines.test_contract import run

@@ -24,7 +24,7 @@ from pasta_decoding.models.catalog import (
 )
 from pasta_decoding.models.checkpoint import GGUF_KEY, read_checkpoint
 from pasta_decoding.models.export import export_hf
-from pasta_decoding.models.gguf import write_gguf
+from pasta_decoding.models.gguf_writer import write_gguf
 from pasta_decoding.models.load import load_model
 from tests.checkpoint import TinyCheckpoint
 from tests.remote.fake import Fake, serving

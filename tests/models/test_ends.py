@@ -15,7 +15,7 @@ from pasta_decoding.answer.request import Rules
 from pasta_decoding.data.rows import question_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, Layout, lay_out
-from pasta_decoding.models.gguf import write_gguf
+from pasta_decoding.models.gguf_writer import write_gguf
 from pasta_decoding.models.load import load_model
 from pasta_decoding.scheduling.decoder import LocalDecoder
 from pasta_decoding.training.config import PreferenceConfig

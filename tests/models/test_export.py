@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.checkpoint import read_checkpoint
 from pasta_decoding.models.export import model_card
-from pasta_decoding.models.gguf import write_gguf
+from pasta_decoding.models.gguf_writer import write_gguf
 from pasta_decoding.models.load import load_model
 from tests.checkpoint import TinyCheckpoint
 from tests.docs.pages import parse

@@ -23,7 +23,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.models.catalog import BaseWithAdapter
 from pasta_decoding.models.checkpoint import choose_tokens
 from pasta_decoding.models.export import export_hf
-from pasta_decoding.models.gguf import has_translation, write_gguf
+from pasta_decoding.models.gguf_writer import has_translation, write_gguf
 from pasta_decoding.models.load import load_model
 from pasta_decoding.models.pretrained import load_config
 from pasta_decoding.models.prompt import PromptEncoder

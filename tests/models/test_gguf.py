@@ -28,7 +28,8 @@ from pasta_decoding.gguf_file import GgufFile, GgufTensor
 from pasta_decoding.models.catalog import BaseAlone, BaseWithAdapter, WholeModel
 from pasta_decoding.models.checkpoint import GGUF_KEY, choose_tokens, describe
 from pasta_decoding.models.export import cached_name, export_gguf, export_hf
-from pasta_decoding.models.gguf import has_translation, read_config, read_tokenizer, write_gguf
+from pasta_decoding.models.gguf_reader import read_config, read_tokenizer
+from pasta_decoding.models.gguf_writer import has_translation, write_gguf
 from pasta_decoding.models.load import LoadedModel, eos_ids, load_gguf, load_model
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.models.template import Message

@@ -20,7 +20,7 @@ from pasta_decoding.models import pull as pulling
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, default_cache, kept, model_path
 from pasta_decoding.models.catalog import BaseAlone, BaseWithAdapter, WholeModel, find_base
 from pasta_decoding.models.checkpoint import choose_tokens
-from pasta_decoding.models.gguf import write_gguf
+from pasta_decoding.models.gguf_writer import write_gguf
 from pasta_decoding.models.load import LoadedModel, load_gguf, load_model
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.models.pull import HUB_FILES, OLD_WEIGHTS, fetch_wheels, pull

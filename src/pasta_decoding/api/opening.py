@@ -225,7 +225,7 @@ def gguf_type(dtype: str) -> str:
 def llama_can_run(files: ModelFiles) -> bool:
     """Is llama.cpp installed, has it a translation of the model, and the adapter's positions?"""
     from pasta_decoding.engines.llama import library
-    from pasta_decoding.models.gguf import has_translation
+    from pasta_decoding.models.gguf_writer import has_translation
 
     source = files.source
     try:
@@ -271,7 +271,7 @@ def write_export(source: ModelSource, path: Path, file_type: str) -> None:
     """Write a model as one GGUF file; an adapter is merged. Raises PastaError as loading does."""
     from pasta_decoding.engines.llama import library, quantize
     from pasta_decoding.models.export import export_gguf
-    from pasta_decoding.models.gguf import FLOAT_TYPES
+    from pasta_decoding.models.gguf_writer import FLOAT_TYPES
 
     if file_type not in FLOAT_TYPES:
         library()  # refuse a missing llama.cpp before the work

@@ -21,7 +21,7 @@ from pasta_decoding.files import written_whole
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.catalog import ModelSource
 from pasta_decoding.models.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from pasta_decoding.models.gguf import FLOAT_TYPES, write_gguf
+from pasta_decoding.models.gguf_writer import FLOAT_TYPES, write_gguf
 from pasta_decoding.models.load import LoadedModel
 
 # Raised when the same checkpoint gives another file, so that older ones in the cache are not used.

@@ -17,6 +17,7 @@ from pasta_decoding.models.checkpoint import (
     choose_tokens,
     read_checkpoint,
 )
+from pasta_decoding.models.gguf_reader import read_config, read_ends, read_tokenizer
 from pasta_decoding.models.pretrained import errors_of, from_pretrained, load_config, load_tokenizer
 from pasta_decoding.models.template import template_end
 
@@ -126,8 +127,6 @@ def load_gguf(file: GgufFile, source: ModelSource) -> LoadedModel:
 
     file: that of `source.weights`. If `pasta export` wrote it, it is a whole model.
     """
-    from pasta_decoding.models.gguf import read_config, read_ends, read_tokenizer
-
     path = file.path
     record_text = file.fields.get(checkpoints.GGUF_KEY)
     model = ModelStub(read_config(file), file.weights)

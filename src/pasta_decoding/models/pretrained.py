@@ -8,6 +8,7 @@ from typing import Any
 
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.gguf_file import GgufFile
+from pasta_decoding.models.gguf_reader import read_tokenizer
 
 _LOADING: dict[str, Any] = {
     "trust_remote_code": False,
@@ -59,8 +60,6 @@ def load_tokenizer(base: Path) -> Any:
     from transformers import AutoTokenizer
 
     if base.suffix == ".gguf":
-        from pasta_decoding.models.gguf import read_tokenizer
-
         return read_tokenizer(GgufFile(base))
     with errors_of("tokenizer", base):
         tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
