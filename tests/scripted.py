@@ -69,9 +69,10 @@ class ScriptedEngine(CachedEngine):
         return child
 
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
-        given, taken = self.copied(source, target, tokens)
-        for place in range(tokens):
-            self._tokens[taken.start + place] = (self._tokens[given.start + place][0], target)
+        source_slots, target_slots = self.mark_copied(source, target, tokens)
+        for index in range(tokens):
+            id_, _ = self._tokens[source_slots.start + index]
+            self._tokens[target_slots.start + index] = (id_, target)
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
         batch = self.plan(feeds)

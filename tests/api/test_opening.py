@@ -13,7 +13,7 @@ from pasta_decoding.answer.request import Rules, SamplingParams
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.api.defaults import default_adapter
 from pasta_decoding.api.opening import choose_engine, find_files, open_decoder
-from pasta_decoding.engines.llama import library
+from pasta_decoding.engines.llama import load_library
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.bases import DEFAULT_MODEL
@@ -50,7 +50,7 @@ def test_without_operators_auto_does_not_take_fast(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    library.cache_clear()
+    load_library.cache_clear()
     (script := tmp_path / "c++").write_text(f"#!/bin/sh\nfor last; do :; done\n{compiler}\n")
     script.chmod(0o755)
     found = "pasta_decoding.engines.native.find_compiler"
@@ -58,7 +58,7 @@ def test_without_operators_auto_does_not_take_fast(
     assert choose_engine(find_files(config_of(tiny_checkpoint), tmp_path)) == "torch"
     assert said in caplog.text
     assert [*(tmp_path / "operators").glob("*.so")] or "run" not in said, "those of this cache"
-    library.cache_clear()
+    load_library.cache_clear()
 
 
 @pytest.mark.llama
@@ -102,7 +102,7 @@ def test_a_pulled_gguf_goes_to_fast_on_a_cpu_with_a_compiler(
     monkeypatch.setattr("pasta_decoding.models.pull.fetch_wheels", lambda *_: file)
     path, by_model = pull(cache, name), dict[str, Any](model=name, device="cpu")
     monkeypatch.setattr("pasta_decoding.engines.native.find_compiler", lambda: "c++")
-    monkeypatch.setattr("pasta_decoding.engines.native.library", lambda _: "built")
+    monkeypatch.setattr("pasta_decoding.engines.native.load_operators", lambda _: "built")
     for settings in (by_model, {"adapter": f"{name}-sequential", "device": "cpu"}):
         found = find_files(EngineConfig(**settings), cache)
         assert (found.source.weights, choose_engine(found)) == (path, "fast")

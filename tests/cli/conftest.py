@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import pytest
 
 from pasta_decoding.cli import main
-from pasta_decoding.engines.llama import library
+from pasta_decoding.engines.llama import load_library
 from tests.checkpoint import TinyCheckpoint, keep_base
 
 
@@ -67,9 +67,9 @@ def without_llama(
         yield
         return
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    library.cache_clear()
+    load_library.cache_clear()
     yield
-    library.cache_clear()
+    load_library.cache_clear()
 
 
 @pytest.fixture

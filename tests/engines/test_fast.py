@@ -13,8 +13,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from pasta_decoding.engines.base import Branch, Feed, FloatArray
 from pasta_decoding.engines.fast import FastEngine
-from pasta_decoding.engines.layers import dense as merged_dense
-from pasta_decoding.engines.native import PACKED, NativeLinear, library
+from pasta_decoding.engines.layers import merged_linear
+from pasta_decoding.engines.native import (
+    PACKED,
+    STRUCT_BYTES,
+    FileMatrix,
+    NativeLinear,
+    load_operators,
+)
 from pasta_decoding.engines.weights import Linear, ModelWeights, stored
 from pasta_decoding.errors import PastaError
 from pasta_decoding.gguf_file import GgufFile, GgufTensor
@@ -33,7 +39,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.fixture(scope="module")
 def native() -> Any:
     """Build the C++ code, or skip what needs it."""
-    if (found := library(OPERATORS)) is None:
+    if (found := load_operators(OPERATORS)) is None:
         pytest.skip("needs a C++ compiler")
     return found
 
@@ -102,10 +108,36 @@ def test_joined_layers_have_adapters_and_biases_of_their_own(
         for size, rank in zip(sizes, ranks, strict=True)
     ]
     input_QI = random(7, 256, seed=1)
-    found_QO, expected_QO = NativeLinear(native, parts)(input_QI), merged_dense(parts)(input_QI)
+    found_QO, expected_QO = NativeLinear(native, parts)(input_QI), merged_linear(parts)(input_QI)
     # Inputs of other weights than those of 32 bits are rounded.
     error = 1e-5 if kind.name in ("F32", "Q5_1") else 0.06
     assert (found_QO - expected_QO).abs().max() < error * expected_QO.std()
+
+
+# --- the library --------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("native")
+def test_a_struct_of_another_size_is_refused_when_the_library_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    segment_bytes = STRUCT_BYTES["Segment"]
+    monkeypatch.setitem(STRUCT_BYTES, "Segment", segment_bytes + 8)
+    with pytest.raises(PastaError) as error:
+        load_operators.__wrapped__(OPERATORS)
+    assert str(error.value) == (
+        "the operators of the fast engine do not fit this version of Pasta: "
+        "Segment takes 40 bytes there, 48 here"
+    )
+
+
+def test_weights_without_memory_for_them_are_an_error_and_not_the_end(native: Any) -> None:
+    linear = NativeLinear(native, [Linear(weight(GGMLQuantizationType.F32, 16, 32))])
+    matrix = FileMatrix(weight(GGMLQuantizationType.F32, 16, 32))
+    matrix.outputs = 2**44
+    with pytest.raises(MemoryError):
+        native.pasta_add_part(linear.pointer, matrix, None, 0, None, 1)
+    assert linear(torch.zeros(1, 32)).shape == (1, 16)
 
 
 # --- models -------------------------------------------------------------------------------------

@@ -187,13 +187,13 @@ def _open_torch(files: ModelFiles) -> LocalDecoder:
 def fast_can_run(files: ModelFiles) -> bool:
     """Are there operators for this CPU, and a GGUF file or a model of a known family?"""
     from pasta_decoding.engines.fast import obstacle
-    from pasta_decoding.engines.native import find_compiler, library
+    from pasta_decoding.engines.native import find_compiler, load_operators
 
     if files.device != "cpu" or files.config.dtype not in TORCH_DTYPES or find_compiler() is None:
         return False
     if not files.is_gguf and obstacle(load_config(files.source.weights)):
         return False
-    return library(files.operators) is not None
+    return load_operators(files.operators) is not None
 
 
 def _open_fast(files: ModelFiles) -> LocalDecoder:
@@ -224,14 +224,14 @@ def gguf_type(dtype: str) -> str:
 
 def llama_can_run(files: ModelFiles) -> bool:
     """Is llama.cpp installed, has it a translation of the model, and the adapter's positions?"""
-    from pasta_decoding.engines.llama import library
+    from pasta_decoding.engines.llama import load_library
     from pasta_decoding.models.gguf_writer import has_translation
 
     source = files.source
     try:
         if files.device != "cpu":
             return False
-        library()
+        load_library()
         if _is_one_gguf(source):
             return True
         path = source.checkpoint_path
@@ -244,12 +244,12 @@ def llama_can_run(files: ModelFiles) -> bool:
 
 def _open_llama(files: ModelFiles) -> LocalDecoder:
     """Load a whole GGUF file onto the llama engine; another checkpoint is exported first, once."""
-    from pasta_decoding.engines.llama import LlamaEngine, library
+    from pasta_decoding.engines.llama import LlamaEngine, load_library
     from pasta_decoding.models.export import cached_name
 
     config = files.config
     source = files.source
-    library()  # refuse a missing llama.cpp before the work
+    load_library()  # refuse a missing llama.cpp before the work
     path = source.weights
     if not _is_one_gguf(source):
         file_type = gguf_type(config.dtype)
@@ -269,12 +269,12 @@ def _is_one_gguf(source: ModelSource) -> bool:
 
 def write_export(source: ModelSource, path: Path, file_type: str) -> None:
     """Write a model as one GGUF file; an adapter is merged. Raises PastaError as loading does."""
-    from pasta_decoding.engines.llama import library, quantize
+    from pasta_decoding.engines.llama import load_library, quantize
     from pasta_decoding.models.export import export_gguf
     from pasta_decoding.models.gguf_writer import FLOAT_TYPES
 
     if file_type not in FLOAT_TYPES:
-        library()  # refuse a missing llama.cpp before the work
+        load_library()  # refuse a missing llama.cpp before the work
     loaded = load_model(source)
     if loaded.warning is not None:
         log.warning("%s", loaded.warning)

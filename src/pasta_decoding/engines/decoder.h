@@ -1,86 +1,123 @@
-// What the parts of a pass share. native.py fills the structs that it names.
+// What the parts of a pass share. native.py fills the structs that it names, and compares their
+// sizes with `pasta_struct_bytes` when the library is loaded.
 //
-// Shapes: Q tokens of the pass, I width of the model, H heads, G kv heads, D head width, S slots.
+// Shapes: Q tokens of the pass, I width of the model, H heads, G kv heads, D head width, S slots,
+// O outputs of linear layers.
 
 #pragma once
 
+#include <exception>
 #include <vector>
 
-#include "packed.h"
+#include "matrix.h"
 
-// A row of inputs, zeros behind them up to whole blocks, as weights of each form are multiplied.
-struct Inputs {
+constexpr int64_t kScaleBlocks = 8;  // blocks of inputs that share a scale
+
+// A row of inputs in the forms that weights are multiplied by; zeros fill its last block.
+struct InputRow {
   std::vector<float> floats;
-  std::vector<uint16_t> bfloats;
-  std::vector<int8_t> bytes;   // times `scales`, which eight blocks share
-  std::vector<int32_t> pairs;  // sums of 16 bytes: of the first pairs of quads, and of the second
-  std::vector<float> sums;     // of a block's inputs
-  std::vector<float> scales;
+  std::vector<uint16_t> bfloat16s;
+  std::vector<int8_t> int8s;        // the inputs as they are: int8 * scale, nearly
+  std::vector<float> scales;        // of `int8s`, one for kScaleBlocks blocks
+  std::vector<float> block_sums;    // of the inputs of each block, as `int8s` have them
+  // For each half of a block (quads 0-3, or 4-7) two sums of its `int8s`, each of 16 bits: in the
+  // low half of the number that of each quad's first two, in the high half that of the others.
+  std::vector<int32_t> pair_sums;
 
   int64_t blocks() const { return static_cast<int64_t>(floats.size()) / kBlock; }
-  void take(const float* from, int64_t width);
+  // Take memory for `width` inputs, so that `fill` with no more does not throw.
+  void reserve(int64_t width);
+  void fill(const float* from, int64_t width);
 };
 
-// Weights of linear layers of the same inputs, their outputs beside each other, and a bias or null.
+// Linear layers of the same inputs as one, their outputs beside each other.
 struct Linear {
+  // One layer: weights, an adapter's low-rank addition, and a bias, which may be empty.
   struct Part {
-    Matrix main;
-    std::vector<Vec> up;  // of an adapter, for each panel from `first_up` on: a vector a rank
+    Matrix weights;
+    std::vector<Vec> up;  // for each panel from `first_up_panel` on: a vector for each rank
     std::vector<float> bias;
-    int64_t rank, first_rank, first_up;  // `first_rank`: its first place in what `down` gives
-    int64_t first;                       // its first place in the outputs
+    int64_t rank = 0;          // of the adapter; 0: none
+    int64_t first_rank = 0;    // where the part's ranks begin in the outputs of `down`
+    int64_t first_up_panel = 0;
+    int64_t first_output = 0;  // where the part's outputs begin
   };
-  const Linear* down;  // what the `up` of all parts take; or null
+  const Linear* down;  // gives what all `up` take; null without an adapter
   std::vector<Part> parts{};
-  int64_t inputs = 0, outputs = 0, ranks = 0;
+  int64_t inputs = 0, outputs = 0;
+  int64_t ranks = 0;  // those of all parts
+};
+
+// What one thread attends with: floats of keys, values, queries and sums.
+struct AttentionMemory {
+  std::vector<float> keys, values, queries, sums, maxima, weights;
 };
 
 // Memory that a pass uses again and again.
 struct Scratch {
-  std::vector<Inputs> inputs;
-  std::vector<float> low;
+  std::vector<InputRow> rows;
+  std::vector<float> low_rank;             // outputs of `down`, [Q, ranks]
+  std::vector<AttentionMemory> attention;  // one a thread
 };
 
-// out[Q, O] = the layers of input[Q, I], whose rows are `stride` apart.
+// out[Q, O] = the layers of input[Q, I], whose rows are `stride` apart. Throws std::bad_alloc.
 void multiply(
     const Linear& linear, const float* input, int64_t stride, int64_t tokens, float* out,
     Scratch& scratch, int threads);
 
-// Queries of a branch that follow each other, as fast.py writes them.
+// Queries of a branch that follow each other: layers.py has the same fields.
 struct Segment {
-  int64_t first;    // its first query in the pass
-  int64_t queries;  // how many
-  int64_t count;    // the slots that the last of them sees: at the end those that they write
-  int64_t listed;   // where these begin in the list of slots
-  int64_t mask;     // where its mask [queries, slots] begins
+  int64_t first_query;  // in the pass
+  int64_t queries;
+  int64_t slots;       // that its last query sees; the last of them are those that they write
+  int64_t list_start;  // where these slots begin in the list of all segments
+  int64_t mask_start;  // where its mask [queries, slots] begins
 };
 
-// What the layers of one kind of attention must know.
+// What the layers of one kind of attention must know of a pass.
 struct Metadata {
   const float *cos, *sin;  // [Q, D / 2]
   const Segment* segments;
   const int32_t* slots;
   const uint8_t* masks;
-  int64_t count;  // segments
+  int64_t segment_count;
 };
 
 // Norms are null where a family has none.
 struct Layer {
   const Linear *qkv, *out, *gate_up, *down;
   const float *input_norm, *query_norm, *key_norm, *attention_norm, *mlp_input_norm, *mlp_norm;
-  void *keys, *values;  // [G, S, D]
-  int64_t kind;         // which `Metadata`
+  void *keys, *values;     // [G, S, D]
+  int64_t attention_kind;  // index of its `Metadata`
 };
 
 struct Model {
   const Layer* layers;
   const float* norm;
-  int64_t count, width, heads, kv_heads, head_width, slots;
+  int64_t layer_count, width, heads, kv_heads, head_width, slots;
   float epsilon, scaling;
-  bool gelu, bfloat16;  // the keys and values of the cache, else float32
+  bool is_gelu;      // the activation, else SiLU
+  bool is_bfloat16;  // the keys and values of the cache, else float32
 };
+
+// Take memory for `attend` by this number of threads. Throws std::bad_alloc.
+void reserve_attention(const Model& model, int threads, Scratch& scratch);
 
 // Write keys and values of qkv[Q, H + 2 G, D] into their slots; attend: out[Q, H, D].
 void attend(
     const Model& model, const Layer& layer, const Metadata& metadata, const float* qkv, float* out,
-    int threads);
+    Scratch& scratch, int threads);
+
+// What the library's functions return: 0, or 1 if there was no memory for the work. An exception
+// must not leave them: their caller is C.
+enum Status : int { kDone = 0, kNoMemory = 1 };
+
+template <typename Work>
+Status status_of(const Work& work) {
+  try {
+    work();
+  } catch (const std::exception&) {  // std::bad_alloc, or std::length_error of a vector
+    return kNoMemory;
+  }
+  return kDone;
+}

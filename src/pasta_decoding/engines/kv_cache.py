@@ -2,8 +2,8 @@
 
 A slot holds the keys and values of one token. A request takes its slots when it opens and fills
 them in the order of feeding. What a branch sees is a list of its request's slots: a fork copies
-the list, a join unites lists, in an order that no schedule changes: so an engine that adds up in
-this order gives the same bits under any load. These are integers only; each engine keeps the keys.
+the list, a join unites lists. No schedule changes the order of a list, so an engine that adds up in
+this order gives the same bits under any load. All of this is integers; each engine keeps the keys.
 
 Shapes: F feeds of a step, Q tokens of one request in it (in rows: of all), K slots that the
 request has used so far, the step's own included.
@@ -28,10 +28,10 @@ IntArray = npt.NDArray[np.int32]
 class BatchItem:
     """One request's part of a forward pass.
 
-    feeds:       the Q tokens, feed by feed.
+    feeds:       those that have the Q tokens.
     start:       the request's first slot; the K slots follow each other from there.
-    written:     the slots of the Q tokens, the last of the K.
-    seen:        of each feed, the slots that its last token sees, the feed's own at the end.
+    written:     the slots of the Q tokens, which are the last of the K slots.
+    seen:        for each feed the slots that its last token sees; those of the feed come last.
     positions_K: the position of each slot's token, for sliding windows.
     """
 
@@ -43,22 +43,29 @@ class BatchItem:
 
 
 class Batch:
-    """All tokens of a forward pass, one request's after the other's.
+    """All tokens of a forward pass, those of one request after those of another.
 
-    wanted: which of them logits are wanted for.
-    order:  which of those rows each feed's is; None: they are in the order of the feeds.
+    ids, positions: of the tokens.
+    logits_tokens:  indices of the tokens whose logits are returned.
+    order:          which of the rows of logits belongs to each feed that wants one; None: they are
+                    in the order of the feeds.
     """
 
-    def __init__(self, items: Sequence[BatchItem], places: Sequence[int]) -> None:
+    def __init__(self, items: Sequence[BatchItem], feed_indices: Sequence[int]) -> None:
+        """`feed_indices`: of the items' feeds, where each was in the step."""
         self.items = items
         self._feeds = [feed for item in items for feed in item.feeds]
         self.ids = [token for feed in self._feeds for token in feed.ids]
         self.positions = [position for feed in self._feeds for position in feed.positions]
-        ends = list(accumulate(len(feed.ids) for feed in self._feeds))
-        asking = [number for number, feed in enumerate(self._feeds) if feed.wants_logits]
-        self.wanted = [ends[number] - 1 for number in asking]
-        asked = [places[number] for number in asking]
-        self.order = None if asked == sorted(asked) else np.argsort(asked).tolist()
+        ends = accumulate(len(feed.ids) for feed in self._feeds)
+        self.logits_tokens: list[int] = []
+        logits_feeds: list[int] = []
+        for feed, end, index in zip(self._feeds, ends, feed_indices, strict=True):
+            if feed.wants_logits:
+                self.logits_tokens.append(end - 1)
+                logits_feeds.append(index)
+        in_order = logits_feeds == sorted(logits_feeds)
+        self.order = None if in_order else np.argsort(logits_feeds).tolist()
 
     def rows(self) -> tuple[IntArray, IntArray]:
         """Return the tokens as rows that each name the slots that they see.
@@ -69,12 +76,16 @@ class Batch:
         lists = [seen for item in self.items for seen in item.seen]
         tokens_F = np.array([len(feed.ids) for feed in self._feeds])
         lengths_F = np.array([len(seen) for seen in lists])
-        hidden_Q = np.repeat(tokens_F.cumsum() - lengths_F, tokens_F)
+        starts_F = lengths_F.cumsum() - lengths_F
+        ends_F = tokens_F.cumsum()
+        # A feed's last token sees its whole list, each token before that one slot less.
+        lengths_Q = np.arange(1, len(self.ids) + 1) - np.repeat(ends_F - lengths_F, tokens_F)
         rows_5Q = np.empty((5, len(self.ids)), dtype=np.int32)
-        rows_5Q[0], rows_5Q[1] = self.ids, self.positions
+        rows_5Q[0] = self.ids
+        rows_5Q[1] = self.positions
         rows_5Q[2] = [slot for item in self.items for slot in item.written]
-        rows_5Q[3] = np.repeat(lengths_F.cumsum() - lengths_F, tokens_F)
-        rows_5Q[4] = np.arange(1, len(self.ids) + 1) - hidden_Q
+        rows_5Q[3] = np.repeat(starts_F, tokens_F)
+        rows_5Q[4] = lengths_Q
         return rows_5Q, np.concatenate(lists)
 
 
@@ -82,7 +93,8 @@ class _Branch:
     """Which slots of `request` a branch sees: the first `count` of `slots`."""
 
     def __init__(self, request: _Request, slots: IntArray) -> None:
-        self.request, self.count = request, len(slots)
+        self.request = request
+        self.count = len(slots)
         self.slots = np.empty(request.capacity, dtype=np.int32)
         self.slots[: self.count] = slots
 
@@ -91,18 +103,29 @@ class _Branch:
         return self.slots[: self.count]
 
     def see(self, slots: range) -> None:
-        """See the slots that follow."""
+        """See these slots, in addition to those that the branch sees."""
         self.slots[self.count : self.count + len(slots)] = np.arange(slots.start, slots.stop)
         self.count += len(slots)
 
 
 class _Request:
-    """What one `open` holds: slots, the positions of their tokens, and who wrote them."""
+    """What one `open` holds: slots, the positions of their tokens, and who wrote them.
+
+    used:      how many of its slots hold tokens.
+    branches:  how many are open.
+    forked_at: tokens fed before the first fork; None: there was no fork.
+    positions: of the tokens in the slots, in the order of the slots.
+    writers:   the branch that wrote each token.
+    """
 
     def __init__(self, start: int, capacity: int) -> None:
-        self.start, self.capacity, self.used, self.branches = start, capacity, 0, 0
+        self.start = start
+        self.capacity = capacity
+        self.used = 0
+        self.branches = 0
         self.forked_at: int | None = None
-        self.positions, self.writers = np.zeros((2, capacity), dtype=np.int64)
+        self.positions = np.zeros(capacity, dtype=np.int64)
+        self.writers = np.zeros(capacity, dtype=np.int64)
 
     @property
     def shared(self) -> int:
@@ -120,9 +143,12 @@ class CachedEngine:
     batch_tokens = 256  # on a CPU
 
     def __init__(self, limits: Limits, *, in_one_piece: bool = True) -> None:
-        self.vocabulary_size, self.max_positions = limits.vocabulary_size, limits.max_positions
-        self.max_slots, self.max_branches = limits.max_slots, limits.max_branches
-        self._limits, self._in_one_piece = limits, in_one_piece
+        self.vocabulary_size = limits.vocabulary_size
+        self.max_positions = limits.max_positions
+        self.max_slots = limits.max_slots
+        self.max_branches = limits.max_branches
+        self._limits = limits
+        self._in_one_piece = in_one_piece
         self._branches: dict[Branch, _Branch] = {}
         self._names = count()
 
@@ -133,23 +159,25 @@ class CachedEngine:
     def open(self, *, reserved_tokens: int) -> Branch:
         assert reserved_tokens > 0, "that is a number of tokens"
         request = _Request(self._find_room(reserved_tokens), reserved_tokens)
-        return self._enter(request, np.empty(0, dtype=np.int32))
+        return self._add_branch(request, np.empty(0, dtype=np.int32))
 
     def fork(self, parent: Branch) -> Branch:
-        of = self._branch(parent)
-        child = self._enter(of.request, of.seen)
-        of.request.forked_at = of.request.shared
+        parent_state = self._branch(parent)
+        request = parent_state.request
+        child = self._add_branch(request, parent_state.seen)
+        request.forked_at = request.shared
         return child
 
     def join(self, parent: Branch, children: Sequence[Branch]) -> None:
-        of = self._branch(parent)
         assert parent not in children, "a branch cannot join itself"
-        joined = [self._branch(child) for child in children]
-        assert all(one.request is of.request for one in joined), "a request joins its own branches"
-        seen = np.unique(np.concatenate([of.seen, *(one.seen for one in joined)]))
-        writers = of.request.writers[seen - of.request.start]
+        states = [self._branch(branch) for branch in (parent, *children)]
+        request = states[0].request
+        assert all(state.request is request for state in states), "a request joins its own branches"
+        seen = np.unique(np.concatenate([state.seen for state in states]))
+        writers = request.writers[seen - request.start]
         # By branches as they were forked: who ended first depends on what else was decoded.
-        self._branches[parent] = _Branch(of.request, seen[np.argsort(writers, kind="stable")])
+        order = np.argsort(writers, kind="stable")
+        self._branches[parent] = _Branch(request, seen[order])
         for child in children:
             self.close(child)
 
@@ -157,8 +185,10 @@ class CachedEngine:
         request = self._branch(branch).request
         assert request.branches == 1, "others see the slots"
         assert 0 < tokens <= request.shared, "those fed before the first fork"
-        request.capacity = request.used = tokens
-        request.positions, request.forked_at = request.positions[:tokens].copy(), None
+        request.capacity = tokens
+        request.used = tokens
+        request.forked_at = None
+        request.positions = request.positions[:tokens].copy()
         request.writers = request.writers[:tokens].copy()
         slots = np.arange(request.start, request.start + tokens, dtype=np.int32)
         self._branches[branch] = _Branch(request, slots)
@@ -167,55 +197,69 @@ class CachedEngine:
         self._branch(branch).request.branches -= 1
         del self._branches[branch]
 
-    def copied(self, source: Branch, target: Branch, tokens: int) -> tuple[slice, slice]:
+    def mark_copied(self, source: Branch, target: Branch, tokens: int) -> tuple[slice, slice]:
         """Mark the first tokens of `source` as fed to `target`; return the slots of both."""
-        giver, taker = self._branch(source).request, self._branch(target).request
-        assert not taker.used, "a copy goes where nothing was fed"
-        assert taker.branches == 1, "to the only branch"
-        assert 0 < tokens <= min(giver.shared, taker.capacity), "those fed before the first fork"
-        self._branch(target).see(range(taker.start, taker.start + tokens))
-        taker.positions[:tokens], taker.writers[:tokens] = giver.positions[:tokens], target
-        taker.used = tokens
-        return slice(giver.start, giver.start + tokens), slice(taker.start, taker.start + tokens)
+        source_request = self._branch(source).request
+        target_state = self._branch(target)
+        target_request = target_state.request
+        assert not target_request.used, "a copy goes where nothing was fed"
+        assert target_request.branches == 1, "to the only branch"
+        limit = min(source_request.shared, target_request.capacity)
+        assert 0 < tokens <= limit, "those fed before the first fork"
+        target_slots = range(target_request.start, target_request.start + tokens)
+        target_state.see(target_slots)
+        target_request.positions[:tokens] = source_request.positions[:tokens]
+        target_request.writers[:tokens] = target
+        target_request.used = tokens
+        return (
+            slice(source_request.start, source_request.start + tokens),
+            slice(target_slots.start, target_slots.stop),
+        )
 
     def plan(self, feeds: Sequence[Feed]) -> Batch:
-        """Split a step by request, check all of it, then write it down.
+        """Split a step by request, check all of it, then give its tokens their slots.
 
-        Checks come first: a refused step leaves no trace.
+        Checks come first: a refused step leaves no trace. Raises PastaError for ids and positions
+        that the model does not have, and for more tokens than a request has room for.
         """
-        shares: dict[_Request, list[int]] = {}
-        for place, feed in enumerate(feeds):
+        indices_of: dict[_Request, list[int]] = {}  # of its feeds
+        for index, feed in enumerate(feeds):
             assert len(feed.ids) == len(feed.positions) > 0, "a feed has a position for each token"
-            writer, *others = [self._branch(branch) for branch in feed.branches]
-            for other in others:
-                assert other.request is writer.request, "a feed stays within its request"
-            shares.setdefault(writer.request, []).append(place)
+            request, *other_requests = [self._branch(branch).request for branch in feed.branches]
+            for other in other_requests:
+                assert other is request, "a feed stays within its request"
+            indices_of.setdefault(request, []).append(index)
             self._limits.check(feed.ids, feed.positions)
-        for request, places in shares.items():
-            fed = sum([len(feeds[place].ids) for place in places])
-            if request.used + fed > request.capacity:
+        for request, indices in indices_of.items():
+            fed_tokens = sum(len(feeds[index].ids) for index in indices)
+            if request.used + fed_tokens > request.capacity:
                 raise PastaError(
-                    f"no room for {fed} more tokens: the request holds {request.used} of at most "
-                    f"{request.capacity}"
+                    f"no room for {fed_tokens} more tokens: the request holds {request.used} of at "
+                    f"most {request.capacity}"
                 )
-        items = [self._write(of, [feeds[n] for n in places]) for of, places in shares.items()]
-        return Batch(items, [place for places in shares.values() for place in places])
+        items = [
+            self._write(request, [feeds[index] for index in indices])
+            for request, indices in indices_of.items()
+        ]
+        return Batch(items, [index for indices in indices_of.values() for index in indices])
 
     def _write(self, request: _Request, feeds: Sequence[Feed]) -> BatchItem:
-        """Give the feeds' tokens their slots, and say what each of them sees."""
-        first, lists = request.used, []
+        """Give the feeds' tokens their slots, and list which slots each feed sees."""
+        used_before = request.used
+        lists = []
         for feed in feeds:
-            start, request.used = request.used, request.used + len(feed.ids)
+            start = request.used
+            end = start + len(feed.ids)
             writer, *others = [self._branches[branch] for branch in feed.branches]
             for other in others:
                 assert np.array_equal(writer.seen, other.seen), "branches fed together differ"
-            slots = range(request.start + start, request.start + request.used)
-            for one in (writer, *others):
-                one.see(slots)
+            for state in (writer, *others):
+                state.see(range(request.start + start, request.start + end))
             lists.append(writer.seen)
-            request.positions[start : request.used] = feed.positions
-            request.writers[start : request.used] = feed.branches[0]
-        written = range(request.start + first, request.start + request.used)
+            request.positions[start:end] = feed.positions
+            request.writers[start:end] = feed.branches[0]
+            request.used = end
+        written = range(request.start + used_before, request.start + request.used)
         return BatchItem(feeds, request.start, written, lists, request.positions[: request.used])
 
     def _requests(self) -> list[_Request]:
@@ -225,29 +269,32 @@ class CachedEngine:
 
     def _find_room(self, size: int) -> int:
         """Return the first slot of the lowest gap that takes `size` slots."""
-        requests, slots = self._requests(), self.max_slots
+        requests = self._requests()
+        slots = self.max_slots
         taken = sum(request.capacity for request in requests)
         if slots is not None and taken + size > slots:
             raise PastaError(
                 f"no room for {size} tokens: {taken} of the engine's {slots} slots are taken"
             )
-        place = widest = 0
+        gap_start = 0
+        widest = 0
         for request in requests:
-            if request.start - place >= size:
-                return place
-            widest = max(widest, request.start - place)
-            place = request.start + request.capacity
-        if slots is not None and self._in_one_piece and place + size > slots:
+            gap = request.start - gap_start
+            if gap >= size:
+                return gap_start
+            widest = max(widest, gap)
+            gap_start = request.start + request.capacity
+        if slots is not None and self._in_one_piece and gap_start + size > slots:
             raise PastaError(
                 f"no room for {size} tokens in one piece: the widest gap among the engine's "
-                f"{slots} slots is {max(widest, slots - place)}"
+                f"{slots} slots is {max(widest, slots - gap_start)}"
             )
-        return place
+        return gap_start
 
-    def _enter(self, request: _Request, seen: IntArray) -> Branch:
-        most = self.max_branches
-        if most is not None and len(self._branches) >= most:
-            raise PastaError(f"the engine's {most} branches are all in use")
+    def _add_branch(self, request: _Request, seen: IntArray) -> Branch:
+        limit = self.max_branches
+        if limit is not None and len(self._branches) >= limit:
+            raise PastaError(f"the engine's {limit} branches are all in use")
         name = Branch(next(self._names))
         self._branches[name] = _Branch(request, seen)
         request.branches += 1

@@ -17,18 +17,34 @@ from torch.nn import functional
 from pasta_decoding.engines.weights import Linear, ModelWeights
 
 
+class Segment(NamedTuple):
+    """Queries of one feed, which follow each other: `Segment` of decoder.h has the same fields.
+
+    first_query: in the pass.
+    slots:       that its last query sees; the last of them are those that the feed writes.
+    list_start:  where these slots begin in the list of all segments.
+    mask_start:  where its mask [queries, slots] begins.
+    """
+
+    first_query: int
+    queries: int
+    slots: int
+    list_start: int
+    mask_start: int
+
+
 class AttentionMetadata(NamedTuple):
     """What the layers of one kind of attention must know of a pass.
 
     cos_QP, sin_QP: of each token's angles.
-    table_N5: for each feed a `Segment` of decoder.h.
-    slots:    that its last query sees, one list behind the other.
-    masks:    whether a query sees a slot, [queries, slots] for each feed.
+    segments_N5:    int64, a `Segment` for each feed.
+    slots:          int32, the lists of all segments, one behind the other.
+    masks:          bool, whether a query sees a slot, [queries, slots] for each segment.
     """
 
     cos_QP: Tensor
     sin_QP: Tensor
-    table_N5: Tensor
+    segments_N5: Tensor
     slots: Tensor
     masks: Tensor
 
@@ -40,25 +56,26 @@ class TorchLayers:
     """
 
     def __init__(self, weights: ModelWeights, slots_2LGSD: Tensor) -> None:
-        self._weights, self._slots_2LGSD = weights, slots_2LGSD
+        self._weights = weights
+        self._slots_2LGSD = slots_2LGSD
         self._layers = [
-            (layer.norms, {name: dense(parts) for name, parts in layer.linear.items()})
+            (layer.norms, {name: merged_linear(parts) for name, parts in layer.linear.items()})
             for layer in weights.layers()
         ]
         gelu = partial(functional.gelu, approximate="tanh")
-        self._activated = gelu if weights.is_gemma else functional.silu
+        self._activate = gelu if weights.is_gemma else functional.silu
         self._norm_I = weights.norm("model.norm")
-        self.head = dense([weights.linear("lm_head")])
+        self.head = merged_linear([weights.linear("lm_head")])
 
     def __call__(self, hidden_QI: Tensor, kinds: Mapping[str, AttentionMetadata]) -> Tensor:
         """Return what the head takes. The metadata are by kinds of attention."""
         _, _, kv_heads, _, width = self._slots_2LGSD.shape
-        split = [self._weights.config.num_attention_heads, kv_heads, kv_heads]
+        head_counts = [self._weights.config.num_attention_heads, kv_heads, kv_heads]
         for number, (norms, linear) in enumerate(self._layers):
             metadata = kinds[self._weights.kinds[number]]
             input_QI = self._norm(hidden_QI, norms.get("input_norm"))
             heads_QHD = linear["qkv"](input_QI).view(len(input_QI), -1, width)
-            query_QHD, key_QGD, value_QGD = torch.split(heads_QHD, split, dim=1)
+            query_QHD, key_QGD, value_QGD = torch.split(heads_QHD, head_counts, dim=1)
             query_QHD = self._norm(query_QHD, norms.get("query_norm")) * self._weights.scaling
             key_QGD = self._norm(key_QGD, norms.get("key_norm"))
             keys_GSD, values_GSD = self._slots_2LGSD[:, number]
@@ -67,7 +84,7 @@ class TorchLayers:
             hidden_QI = hidden_QI + self._norm(out_QI, norms.get("attention_norm"))
             input_QI = self._norm(hidden_QI, norms.get("mlp_input_norm"))
             gate_QM, up_QM = linear["gate_up"](input_QI).chunk(2, dim=-1)
-            mlp_QI = linear["down"](self._activated(gate_QM) * up_QM)
+            mlp_QI = linear["down"](self._activate(gate_QM) * up_QM)
             hidden_QI = hidden_QI + self._norm(mlp_QI, norms.get("mlp_norm"))
         return self._norm(hidden_QI, self._norm_I)
 
@@ -79,43 +96,59 @@ class TorchLayers:
         )
 
 
-def dense(parts: Sequence[Linear]) -> Callable[[Tensor], Tensor]:
-    """Return linear layers of the same inputs as one, their outputs beside each other."""
+def merged_linear(parts: Sequence[Linear]) -> Callable[[Tensor], Tensor]:
+    """Return linear layers of the same inputs as one, with adapters merged into their weights.
+
+    The outputs of the parts follow each other.
+    """
     weights, biases = [], []
     for part in parts:
         weight_OI = part.weight[:]
         if part.added is not None:
-            weight_OI += part.added[1].float() @ part.added[0].float()
+            down_RI, up_OR = part.added
+            weight_OI += up_OR.float() @ down_RI.float()
         weights.append(weight_OI)
         biases.append(torch.zeros(len(weight_OI)) if part.bias_O is None else part.bias_O)
     return partial(functional.linear, weight=torch.cat(weights), bias=torch.cat(biases))
 
 
 def rotated(heads_QHD: Tensor, cos_QP: Tensor, sin_QP: Tensor) -> Tensor:
-    x, y = heads_QHD.chunk(2, dim=-1)
-    cos, sin = cos_QP[:, None], sin_QP[:, None]
-    return torch.cat((x * cos - y * sin, y * cos + x * sin), dim=-1)
+    """Rotate the pairs of each head, which are its first and its second half."""
+    x_QHP, y_QHP = heads_QHD.chunk(2, dim=-1)
+    cos_Q1P = cos_QP[:, None]
+    sin_Q1P = sin_QP[:, None]
+    first_QHP = x_QHP * cos_Q1P - y_QHP * sin_Q1P
+    second_QHP = y_QHP * cos_Q1P + x_QHP * sin_Q1P
+    return torch.cat((first_QHP, second_QHP), dim=-1)
 
 
 def attend(
-    query_QHD: Tensor, key_QGD: Tensor, value_QGD: Tensor, keys_GSD: Tensor, values_GSD: Tensor,
+    query_QHD: Tensor,
+    key_QGD: Tensor,
+    value_QGD: Tensor,
+    keys_GSD: Tensor,
+    values_GSD: Tensor,
     metadata: AttentionMetadata,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Write keys and values into their slots; return attention's output, [Q, H, D]."""
-    cos_QP, sin_QP, table_N5, slots, masks = metadata
-    query_QHD, key_QGD = (rotated(one, cos_QP, sin_QP) for one in (query_QHD, key_QGD))
+    query_QHD = rotated(query_QHD, metadata.cos_QP, metadata.sin_QP)
+    key_QGD = rotated(key_QGD, metadata.cos_QP, metadata.sin_QP)
     out_QHD = torch.empty_like(query_QHD)
-    for first, queries, count, listed, masked in table_N5.tolist():
-        own, seen_K = slice(first, first + queries), slots[listed : listed + count]
-        for held_GSD, new_QGD in ((keys_GSD, key_QGD), (values_GSD, value_QGD)):
-            held_GSD[:, seen_K[-queries:]] = new_QGD[own].transpose(0, 1).to(held_GSD.dtype)
+    for segment in map(Segment._make, metadata.segments_N5.tolist()):
+        queries = slice(segment.first_query, segment.first_query + segment.queries)
+        seen_K = metadata.slots[segment.list_start : segment.list_start + segment.slots]
+        mask_size = segment.queries * segment.slots
+        mask = metadata.masks[segment.mask_start : segment.mask_start + mask_size]
+        written = seen_K[-segment.queries :]
+        keys_GSD[:, written] = key_QGD[queries].transpose(0, 1).to(keys_GSD.dtype)
+        values_GSD[:, written] = value_QGD[queries].transpose(0, 1).to(values_GSD.dtype)
         out_1HQD = functional.scaled_dot_product_attention(
-            query_QHD[own].transpose(0, 1)[None],
+            query_QHD[queries].transpose(0, 1)[None],
             keys_GSD[None, :, seen_K].float(),
             values_GSD[None, :, seen_K].float(),
-            attn_mask=masks[masked : masked + queries * count].view(queries, -1),
+            attn_mask=mask.view(segment.queries, segment.slots),
             scale=1.0,
             enable_gqa=True,
         )
-        out_QHD[own] = out_1HQD[0].transpose(0, 1)
+        out_QHD[queries] = out_1HQD[0].transpose(0, 1)
     return out_QHD

@@ -7,234 +7,230 @@
 // as llama.cpp does. For weights of 16 bits, with AVX-512 BF16, inputs are rounded to bfloat16; for
 // those of 32 bits not.
 
+#include <new>
+
 #include "decoder.h"
+#include "dot.h"
 
 namespace {
 
-constexpr int64_t kTasks = 8;                        // of a thread, if there are as many panels
-constexpr int64_t kAlone = 100000;                   // products that are not worth a second thread
-constexpr int64_t kMostRows = kWidth == 16 ? 8 : 4;  // of a tile, whose sums fit into registers
-constexpr int64_t kShared = 8;                       // blocks whose inputs share a scale
+constexpr int64_t kThreadTasks = 8;              // tasks of a thread, if there are as many panels
+constexpr int64_t kSerialProducts = 100000;      // not worth a second thread
+constexpr int kTileRows = kWidth == 16 ? 8 : 4;  // rows of inputs whose sums fit into registers
+constexpr int64_t kPrefetchBytes = 4096;         // how far ahead
 
-// The sum over a group of inputs of levels times bytes, for each output. It starts at -offset times
-// the sum of the bytes, given in pairs.
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !defined(__AVX2__)
-using Sum = Ints;
-inline Sum start(int32_t pair, int offset) {
-  return (static_cast<int16_t>(pair) + (pair >> 16)) * -offset - Ints{};
-}
-inline void add(Sum& sum, Ints levels, int32_t quad) {
-  const Ints inputs = quad - Ints{};
-#if defined(__AVX512VNNI__)
-  sum = (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)levels, (__m512i)inputs);
-#elif defined(__AVXVNNI__)
-  sum = (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)levels, (__m256i)inputs);
-#else
-  for (int at = 0; at < 32; at += 8) sum += (levels >> at & 255) * (inputs << (24 - at) >> 24);
-#endif
-}
-inline Ints times(Sum sum, Ints factors) { return sum * factors; }
-#else
-// Sums of 16 bits, two for an output. None overflows: a group has 16 levels of six bits, or 32 of
-// four, and bytes are at most 127.
-typedef uint16_t Sum __attribute__((vector_size(4 * kWidth)));
-inline Sum start(int32_t pair, int offset) {
-  return (Sum)(pair - Ints{}) * static_cast<uint16_t>(-offset);
-}
-inline void add(Sum& sum, Ints levels, int32_t quad) {
-  const Ints inputs = quad - Ints{};
-#if defined(__AVX512BW__)
-  sum += (Sum)_mm512_maddubs_epi16((__m512i)levels, (__m512i)inputs);
-#else
-  sum += (Sum)_mm256_maddubs_epi16((__m256i)levels, (__m256i)inputs);
-#endif
-  asm("" : "+v"(sum));  // else the compiler first makes all products, and has no registers left
-}
-inline Ints times(Sum sum, Ints factors) {
-  const Ints both = (factors & 0xffff) | factors << 16;
-#if defined(__AVX512BW__)
-  return (Ints)_mm512_madd_epi16((__m512i)sum, (__m512i)both);
-#else
-  return (Ints)_mm256_madd_epi16((__m256i)sum, (__m256i)both);
-#endif
-}
-#endif
-
-template <typename Kind>
-Ints factors_of(const uint8_t* record, int64_t group, int64_t number) {
-  if constexpr (Kind::factors)
-    return from_bytes(record + Kind::factors_at + (group * Kind::numbers + number) * kPanel);
-  return (Kind::bits == 8 && group % 2 ? 16 : 1) - Ints{};
+// Fetch weights that come soon: a tile of few rows is done with its weights before the processor
+// fetches the next ones by itself.
+inline void prefetch(const uint8_t* weights, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(weights + kPrefetchBytes + at);
 }
 
-// Weights that come soon: few rows are done with theirs before the processor fetches the next by
-// itself.
-inline void fetch(const uint8_t* weights, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(weights + 4096 + at);
-}
-
-// Adds a panel of whole numbers times some rows of inputs to sums.
-template <int rows, typename Kind>
-void add_whole(Kind, const uint8_t* record, const Inputs* in, Vec* sums) {
-  const int32_t *quads[rows], *pairs[rows];
+// Add a panel of quantized weights times a tile of inputs to sums[rows].
+template <int rows, typename Format>
+void add_panel(Format, const uint8_t* record, const InputRow* inputs, Vec* sums) {
+  const int32_t *quads[rows], *pair_sums[rows];
   for (int row = 0; row < rows; ++row) {
-    quads[row] = reinterpret_cast<const int32_t*>(in[row].bytes.data());
-    pairs[row] = in[row].pairs.data();
+    quads[row] = reinterpret_cast<const int32_t*>(inputs[row].int8s.data());
+    pair_sums[row] = inputs[row].pair_sums.data();
   }
-  constexpr int first_offset = Kind::bits == 8 ? 0 : Kind::offset;
-  constexpr int offset = Kind::bits == 8 ? Kind::offset / 16 : Kind::offset;
-  for (int64_t first = 0; first < in->blocks(); first += Kind::blocks, record += Kind::bytes) {
-    Ints all[rows] = {};
-    Vec least[rows] = {};
-    for (int64_t block = first; block < first + Kind::blocks; ++block) {
-      const uint8_t* weights = record + (block - first) * Kind::block_bytes;
-      fetch(weights, Kind::bytes / Kind::blocks);
+  const int64_t blocks = inputs->blocks();
+  for (int64_t first = 0; first < blocks; first += Format::blocks, record += Format::bytes) {
+    Ints products[rows] = {};
+    Vec minimums[rows] = {};
+    for (int64_t block = first; block < first + Format::blocks; ++block) {
+      const uint8_t* weights = record + (block - first) * Format::block_bytes;
+      prefetch(weights, Format::bytes / Format::blocks);
 #pragma GCC unroll 2
-      for (int group = 0; group < Kind::groups; ++group) {
-        constexpr int count = Kind::bits == 6 ? 4 : 8;
-        const int quad = Kind::bits == 6 ? 4 * group : 0;
-        const int own_offset = group ? offset : first_offset;
-        Sum own[rows] = {};
-        for (int row = 0; own_offset && row < rows; ++row)
-          for (int half = quad / 4; half < (quad + count) / 4; ++half)
-            own[row] += start(pairs[row][block * 2 + half], own_offset);
+      for (int group = 0; group < Format::groups; ++group) {
+        constexpr int quad_count = Format::quads;
+        const int first_quad = Format::bits == 6 ? quad_count * group : 0;
+        const int end_quad = first_quad + quad_count;
+        const int offset = Format::offset(group);
+        GroupSum group_sums[rows] = {};
+        for (int row = 0; offset && row < rows; ++row)
+          for (int half = first_quad / 4; half < end_quad / 4; ++half)
+            group_sums[row] += start(pair_sums[row][block * 2 + half], offset);
 #pragma GCC unroll 8
-        for (int at = quad; at < quad + count; ++at) {
-          const Ints levels = Kind::levels(weights, group, at);
+        for (int quad = first_quad; quad < end_quad; ++quad) {
+          const Ints levels = Format::levels(weights, group, quad);
 #pragma GCC unroll 8
-          for (int row = 0; row < rows; ++row) add(own[row], levels, quads[row][block * 8 + at]);
+          for (int row = 0; row < rows; ++row)
+            add(group_sums[row], levels, quads[row][block * 8 + quad]);
         }
-        const Ints factors = factors_of<Kind>(record, (block - first) * Kind::groups + group, 0);
-        for (int row = 0; row < rows; ++row) all[row] += times(own[row], factors);
+        const Ints factors = Format::factors(record, block - first, group);
+        for (int row = 0; row < rows; ++row) products[row] += scaled(group_sums[row], factors);
       }
-      if constexpr (Kind::minimums) {
-        const Ints factors = factors_of<Kind>(record, block - first, 1);
-        const Vec minimum = __builtin_convertvector(factors, Vec);
-        for (int row = 0; row < rows; ++row) least[row] += minimum * in[row].sums[block];
+      if constexpr (Format::has_minimums) {
+        const Ints factors = Format::minimum_factors(record, block - first);
+        const Vec factor = __builtin_convertvector(factors, Vec);
+        for (int row = 0; row < rows; ++row)
+          minimums[row] += factor * inputs[row].block_sums[block];
       }
     }
-    const Vec scale = from_float16s(record + Kind::scales_at);
+    const Vec weight_scale = from_float16s(record + Format::scales_at);
     for (int row = 0; row < rows; ++row) {
-      const Vec both = scale * in[row].scales[first / kShared];
-      sums[row] += __builtin_convertvector(all[row], Vec) * both;
+      const Vec scale = weight_scale * inputs[row].scales[first / kScaleBlocks];
+      sums[row] += __builtin_convertvector(products[row], Vec) * scale;
     }
-    if constexpr (Kind::minimums) {
-      const Vec minimum = from_float16s(record + Kind::scales_at + 2 * kPanel);
-      for (int row = 0; row < rows; ++row) sums[row] += least[row] * minimum;
+    if constexpr (Format::has_minimums) {
+      const Vec minimum = from_float16s(record + Format::minimums_at);
+      for (int row = 0; row < rows; ++row) sums[row] += minimums[row] * minimum;
     }
   }
 }
 
 // The same of weights that are floats. A sum waits for its last product, so that there are two.
-template <int rows, typename Kind>
-void add_floats(Kind, const uint8_t* record, const Inputs* in, Vec* sums) {
-  const typename Kind::Input* inputs[rows];
+template <int rows, typename Format>
+void add_float_panel(Format, const uint8_t* record, const InputRow* in, Vec* sums) {
+  using Input = typename Format::Input;
+  const Input* inputs[rows];
   for (int row = 0; row < rows; ++row) {
-    const void* from = in[row].floats.data();
-    if (Kind::rounded) from = in[row].bfloats.data();
-    inputs[row] = static_cast<const typename Kind::Input*>(from);
+    const void* numbers = in[row].floats.data();
+    if (Format::rounds_inputs) numbers = in[row].bfloat16s.data();
+    inputs[row] = static_cast<const Input*>(numbers);
   }
-  Vec all[rows][2] = {};
-  for (int64_t block = 0; block < in->blocks(); ++block, record += Kind::bytes) {
-    fetch(record, Kind::bytes);
+  Vec products[rows][2] = {};
+  for (int64_t block = 0; block < in->blocks(); ++block, record += Format::bytes) {
+    prefetch(record, Format::bytes);
 #pragma GCC unroll 4
-    for (int64_t step = 0; step < Kind::steps; ++step)
+    for (int64_t line = 0; line < Format::rows; ++line)
       for (int row = 0; row < rows; ++row)
-        Kind::add(all[row][step % 2], record, step, inputs[row][block * Kind::steps + step]);
+        Format::add(
+            products[row][line % 2], record + line * Format::row_bytes,
+            inputs[row][block * Format::rows + line]);
   }
-  for (int row = 0; row < rows; ++row) sums[row] += all[row][0] + all[row][1];
+  for (int row = 0; row < rows; ++row) sums[row] += products[row][0] + products[row][1];
 }
 
-template <int most>
-void add(const Matrix& matrix, int64_t panel, const Inputs* in, int64_t rows, Vec* sums) {
-  if constexpr (most > 1)
-    if (rows < most) return add<most - 1>(matrix, panel, in, rows, sums);
-  with_kind(matrix.kind, [&](auto kind) {
-    if constexpr (decltype(kind)::whole)
-      add_whole<most>(kind, matrix.panel(panel), in, sums);
+// Call the function for this number of rows, at most `max_rows`.
+template <int max_rows>
+void add_tile(
+    const Matrix& weights, int64_t panel, const InputRow* inputs, int64_t rows, Vec* sums) {
+  if constexpr (max_rows > 1)
+    if (rows < max_rows) return add_tile<max_rows - 1>(weights, panel, inputs, rows, sums);
+  with_format(weights.type, [&](auto format) {
+    if constexpr (decltype(format)::is_quantized)
+      add_panel<max_rows>(format, weights.panel(panel), inputs, sums);
     else
-      add_floats<most>(kind, matrix.panel(panel), in, sums);
+      add_float_panel<max_rows>(format, weights.panel(panel), inputs, sums);
   });
 }
 
-// Panels of a layer. low[Q, ranks]: the inputs of what an adapter adds.
-void run(
-    const Linear& linear, const Linear::Part& part, int64_t begin, int64_t end, const Inputs* in,
-    const float* low, int64_t tokens, float* out) {
-  for (int64_t token = 0; token < tokens; token += kMostRows) {
-    const int64_t rows = std::min(kMostRows, tokens - token);
-    for (int64_t panel = begin; panel < end; ++panel) {
-      const int64_t first = panel * kPanel, width = std::min(kPanel, part.main.outputs - first);
-      const int64_t ranks = panel < part.first_up ? 0 : part.rank;
-      const Vec* up = part.up.data() + (panel - part.first_up) * ranks;
-      for (int64_t rank = 0; rank < ranks; ++rank) __builtin_prefetch(up + rank);
-      Vec sums[kMostRows] = {};
-      for (int64_t row = 0; !part.bias.empty() && row < rows; ++row)
-        std::memcpy(&sums[row], &part.bias[first], 4 * width);
-      add<kMostRows>(part.main, panel, in + token, rows, sums);
-      for (int64_t row = 0; row < rows; ++row) {
-        const float* own = low + (token + row) * linear.ranks + part.first_rank;
-        for (int64_t rank = 0; rank < ranks; ++rank) sums[row] += up[rank] * own[rank];
-        float* to = out + (token + row) * linear.outputs + part.first + first;
-        std::memcpy(to, &sums[row], 4 * width);
-      }
-    }
+// What a multiplication reads and writes. low_rank[Q, ranks]: the outputs of `down`.
+struct Product {
+  const Linear& linear;
+  const InputRow* inputs;
+  const float* low_rank;
+  int64_t tokens;
+  float* out;
+};
+
+// A tile of rows times a panel of a part.
+void run_tile(
+    const Product& product, const Linear::Part& part, int64_t panel, int64_t token, int64_t rows) {
+  const Linear& linear = product.linear;
+  const int64_t first = panel * kPanel;
+  const int64_t width = std::min(kPanel, part.weights.outputs - first);
+  const int64_t ranks = panel < part.first_up_panel ? 0 : part.rank;
+  const Vec* up = part.up.data() + (panel - part.first_up_panel) * ranks;
+  for (int64_t rank = 0; rank < ranks; ++rank) __builtin_prefetch(up + rank);
+  Vec sums[kTileRows] = {};
+  for (int64_t row = 0; !part.bias.empty() && row < rows; ++row)
+    std::memcpy(&sums[row], &part.bias[first], 4 * width);
+  add_tile<kTileRows>(part.weights, panel, product.inputs + token, rows, sums);
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* low_rank = product.low_rank + (token + row) * linear.ranks + part.first_rank;
+    for (int64_t rank = 0; rank < ranks; ++rank) sums[row] += up[rank] * low_rank[rank];
+    float* to = product.out + (token + row) * linear.outputs + part.first_output + first;
+    std::memcpy(to, &sums[row], 4 * width);
   }
 }
 
-void run_all(
-    const Linear& linear, const Inputs* in, const float* low, int64_t tokens, float* out,
-    int threads) {
-  const int64_t group = std::max<int64_t>(linear.outputs / kPanel / (kTasks * threads), 1);
-  std::vector<std::pair<const Linear::Part*, int64_t>> places;  // the first panels of tasks
+// Some panels of a part.
+struct Task {
+  const Linear::Part* part;
+  int64_t first_panel, end_panel;
+};
+
+void run(const Product& product, int threads) {
+  const Linear& linear = product.linear;
+  const int64_t panels = linear.outputs / kPanel;
+  const int64_t step = std::max<int64_t>(panels / (kThreadTasks * threads), 1);
+  std::vector<Task> tasks;
   for (const Linear::Part& part : linear.parts)
-    for (int64_t panel = 0; panel < part.main.panels(); panel += group)
-      places.emplace_back(&part, panel);
-  const bool alone = tokens * linear.outputs * linear.inputs < kAlone;
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1 && !alone)
-  for (const auto& [part, panel] : places)
-    run(linear, *part, panel, std::min(panel + group, part->main.panels()), in, low, tokens, out);
+    for (int64_t panel = 0; panel < part.weights.panels(); panel += step)
+      tasks.push_back({&part, panel, std::min(panel + step, part.weights.panels())});
+  const int64_t products = product.tokens * linear.outputs * linear.inputs;
+#pragma omp parallel for schedule(dynamic) num_threads(threads) \
+    if (threads > 1 && products >= kSerialProducts)
+  for (const Task& task : tasks)
+    for (int64_t token = 0; token < product.tokens; token += kTileRows) {
+      const int64_t rows = std::min<int64_t>(kTileRows, product.tokens - token);
+      for (int64_t panel = task.first_panel; panel < task.end_panel; ++panel)
+        run_tile(product, *task.part, panel, token, rows);
+    }
+}
+
+int64_t blocks_of(int64_t width) { return (width + kBlock - 1) / kBlock; }
+int64_t scales_of(int64_t blocks) { return (blocks + kScaleBlocks - 1) / kScaleBlocks; }
+
+// The largest magnitude of some numbers.
+float largest_of(const float* numbers, int64_t count) {
+  float largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (int64_t at = 0; at < count; ++at) largest = std::max(largest, std::abs(numbers[at]));
+  return largest;
+}
+
+// Two sums of eight pairs each, as `pair_sums` has them, of half a block.
+int32_t pair_sums_of(const int8_t* numbers) {
+  int32_t sums[2] = {};
+  for (int64_t at = 0; at < kBlock / 2; ++at) sums[at / 2 % 2] += numbers[at];
+  return sums[1] * 65536 | (sums[0] & 0xffff);
 }
 
 }  // namespace
 
-void Inputs::take(const float* from, int64_t width) {
-  const int64_t blocks = (width + kBlock - 1) / kBlock;
+void InputRow::reserve(int64_t width) {
+  const int64_t blocks = blocks_of(width);
+  floats.reserve(blocks * kBlock);
+  bfloat16s.reserve(blocks * kBlock);
+  int8s.reserve(blocks * kBlock);
+  scales.reserve(scales_of(blocks));
+  block_sums.reserve(blocks);
+  pair_sums.reserve(blocks * 2);
+}
+
+void InputRow::fill(const float* from, int64_t width) {
+  const int64_t blocks = blocks_of(width);
   floats.assign(blocks * kBlock, 0.f);
   std::copy_n(from, width, floats.data());
 #if defined(__AVX512BF16__)
-  bfloats.resize(blocks * kBlock);
-  convert(floats.data(), bfloats.data(), blocks * kBlock);
+  bfloat16s.resize(blocks * kBlock);
+  convert(floats.data(), bfloat16s.data(), blocks * kBlock);
 #endif
-  bytes.resize(blocks * kBlock);
-  pairs.resize(blocks * 2);
-  sums.resize(blocks);
-  scales.resize((blocks + kShared - 1) / kShared);
-  const float magic = 12582912.f;  // 1.5 * 2^23: what is added to it loses its fraction
-  for (int64_t first = 0; first < blocks; first += kShared) {
-    const int64_t end = std::min(first + kShared, blocks);
-    float most = 0;
-#pragma omp simd reduction(max : most)
-    for (int64_t at = first * kBlock; at < end * kBlock; ++at)
-      most = std::max(most, std::abs(floats[at]));
-    const float scale = most / 127, inverse = most > 1e-30f ? 127 / most : 0;
-    scales[first / kShared] = scale;
+  int8s.resize(blocks * kBlock);
+  pair_sums.resize(blocks * 2);
+  block_sums.resize(blocks);
+  scales.resize(scales_of(blocks));
+  for (int64_t first = 0; first < blocks; first += kScaleBlocks) {
+    const int64_t end = std::min(first + kScaleBlocks, blocks);
+    const float largest = largest_of(&floats[first * kBlock], (end - first) * kBlock);
+    const float scale = largest / 127, inverse = largest > 1e-30f ? 127 / largest : 0;
+    scales[first / kScaleBlocks] = scale;
     for (int64_t block = first; block < end; ++block) {
-      const float* own = &floats[block * kBlock];
-      int8_t* whole = &bytes[block * kBlock];
+      const float* numbers = &floats[block * kBlock];
+      int8_t* rounded = &int8s[block * kBlock];
       float sum = 0;
 #pragma omp simd reduction(+ : sum)
       for (int64_t at = 0; at < kBlock; ++at) {
-        const float nearest = own[at] * inverse + magic - magic;
-        whole[at] = static_cast<int8_t>(static_cast<int32_t>(nearest));
+        const float nearest = numbers[at] * inverse + kRound - kRound;
+        rounded[at] = static_cast<int8_t>(static_cast<int32_t>(nearest));
         sum += nearest;
       }
-      sums[block] = sum * scale;
-      for (int64_t half = 0; half < 2; ++half) {
-        int32_t both[2] = {};
-        for (int64_t at = 0; at < 16; ++at) both[at / 2 % 2] += whole[half * 16 + at];
-        pairs[block * 2 + half] = both[1] * 65536 | (both[0] & 0xffff);
-      }
+      block_sums[block] = sum * scale;
+      pair_sums[2 * block] = pair_sums_of(rounded);
+      pair_sums[2 * block + 1] = pair_sums_of(rounded + kBlock / 2);
     }
   }
 }
@@ -242,41 +238,54 @@ void Inputs::take(const float* from, int64_t width) {
 void multiply(
     const Linear& linear, const float* input, int64_t stride, int64_t tokens, float* out,
     Scratch& scratch, int threads) {
-  scratch.inputs.resize(std::max<size_t>(scratch.inputs.size(), tokens));
-  Inputs* in = scratch.inputs.data();
-  share(tokens, threads, [&](int64_t row) { in[row].take(input + row * stride, linear.inputs); });
-  scratch.low.resize(tokens * linear.ranks);
-  if (linear.down) run_all(*linear.down, in, nullptr, tokens, scratch.low.data(), threads);
-  run_all(linear, in, scratch.low.data(), tokens, out, threads);
+  scratch.rows.resize(std::max<size_t>(scratch.rows.size(), tokens));
+  InputRow* rows = scratch.rows.data();
+  for (int64_t token = 0; token < tokens; ++token) rows[token].reserve(linear.inputs);
+  run_tasks(tokens, threads, [&](int64_t token) {
+    rows[token].fill(input + token * stride, linear.inputs);
+  });
+  scratch.low_rank.resize(tokens * linear.ranks);
+  float* low_rank = scratch.low_rank.data();
+  if (linear.down) run({*linear.down, rows, nullptr, tokens, low_rank}, threads);
+  run({linear, rows, low_rank, tokens, out}, threads);
 }
 
-// Return layers without parts yet; `down` must live as long.
-extern "C" Linear* pasta_linear(const Linear* down) { return new Linear{down}; }
-extern "C" void pasta_free(Linear* linear) { delete linear; }
+// Return layers without parts yet, or null without memory; `down` must live as long.
+extern "C" Linear* pasta_new_linear(const Linear* down) { return new (std::nothrow) Linear{down}; }
+extern "C" void pasta_free_linear(Linear* linear) { delete linear; }
 
 // Put a part behind the others. up[O, R], bias[O]: or null.
-extern "C" void pasta_add(
-    Linear* linear, const Rows* main, const float* up, int64_t rank, const float* bias,
+extern "C" int pasta_add_part(
+    Linear* linear, const FileMatrix* weights, const float* up, int64_t rank, const float* bias,
     int threads) {
-  const int64_t outputs = main->outputs, count = outputs * rank;
-  Linear::Part part{pack(*main, threads), {}, std::vector<float>(bias, bias + (bias ? outputs : 0)),
-                    rank, linear->ranks, 0, linear->outputs};
-  // Of the head only the outputs of control tokens have some, and they are the last ones.
-  part.first_up = std::find_if(up, up + count, [](float x) { return x != 0; }) - up;
-  part.first_up /= std::max<int64_t>(rank, 1) * kPanel;
-  part.up.resize((part.main.panels() - part.first_up) * rank);
-  for (int64_t at = part.first_up * kPanel * rank; at < count; ++at) {
-    const int64_t output = at / rank - part.first_up * kPanel;
-    part.up[output / kPanel * rank + at % rank][output % kPanel] = up[at];
-  }
-  linear->parts.push_back(std::move(part));
-  linear->inputs = main->inputs;
-  linear->outputs += outputs;
-  linear->ranks += rank;
+  return status_of([&] {
+    const int64_t outputs = weights->outputs, up_numbers = outputs * rank;
+    Linear::Part part;
+    part.weights = pack(*weights, threads);
+    if (bias) part.bias.assign(bias, bias + outputs);
+    part.rank = rank;
+    part.first_rank = linear->ranks;
+    part.first_output = linear->outputs;
+    // Of the head only the outputs of control tokens have some, and they are the last ones.
+    const int64_t zeros = std::find_if(up, up + up_numbers, [](float x) { return x != 0; }) - up;
+    part.first_up_panel = zeros / (std::max<int64_t>(rank, 1) * kPanel);
+    part.up.resize((part.weights.panels() - part.first_up_panel) * rank);
+    for (int64_t output = part.first_up_panel * kPanel; output < outputs; ++output) {
+      const int64_t panel = output / kPanel - part.first_up_panel;
+      for (int64_t column = 0; column < rank; ++column)
+        part.up[panel * rank + column][output % kPanel] = up[output * rank + column];
+    }
+    linear->parts.push_back(std::move(part));
+    linear->inputs = weights->inputs;
+    linear->outputs += outputs;
+    linear->ranks += rank;
+  });
 }
 
-extern "C" void pasta_multiply(
+extern "C" int pasta_multiply(
     const Linear* linear, const float* input, float* out, int64_t tokens, int threads) {
-  Scratch scratch;
-  multiply(*linear, input, linear->inputs, tokens, out, scratch, threads);
+  return status_of([&] {
+    Scratch scratch;
+    multiply(*linear, input, linear->inputs, tokens, out, scratch, threads);
+  });
 }

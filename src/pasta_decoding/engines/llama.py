@@ -38,7 +38,7 @@ _callbacks: list[object] = []  # ctypes frees what nobody holds
 
 
 @cache
-def library() -> ModuleType:
+def load_library() -> ModuleType:
     """Return `llama_cpp`, ready. Raises PastaError with the install command when it is missing."""
     try:
         import llama_cpp
@@ -60,7 +60,7 @@ def library() -> ModuleType:
 
 def quantize(source: Path, target: Path, file_type: str) -> None:
     """Write the GGUF `source` to `target` as Q8_0, Q4_K_M, ..., with llama.cpp's own quantiser."""
-    llama = library()
+    llama = load_library()
     parameters = llama.llama_model_quantize_default_params()
     parameters.ftype = getattr(llama, f"LLAMA_FTYPE_MOSTLY_{file_type}")
     _errors.clear()
@@ -130,7 +130,7 @@ class LlamaEngine(CachedEngine):
         threads: int | None = None,
         cache_type: CacheType = "F16",
     ) -> None:
-        self.library = llama = library()
+        self.library = llama = load_library()
         self._model = model = _load_model(llama, path)
         try:
             self.context = _make_context(llama, model, cache_tokens, threads, cache_type)
@@ -178,7 +178,7 @@ class LlamaEngine(CachedEngine):
 
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
         # No key is copied: both sequences mark the same cells.
-        self.copied(source, target, tokens)
+        self.mark_copied(source, target, tokens)
         self._mark(source, target, tokens)
 
     def shrink(self, branch: Branch, tokens: int) -> None:
@@ -187,7 +187,7 @@ class LlamaEngine(CachedEngine):
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
         """More tokens than a batch takes are decoded in several."""
-        wanted = len(self.plan(feeds).wanted)
+        wanted = len(self.plan(feeds).logits_tokens)
         logits_FV: FloatArray = np.empty((wanted, self.vocabulary_size), dtype=np.float32)
         rows, batch = iter(logits_FV), self._batch
         batch.n_tokens = 0

@@ -1,102 +1,86 @@
-// Rows of a matrix as GGUF has them become a packed one, value by value.
-//
-// The formats: https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c.
+// Rows of a matrix as a file has them become a packed one, value by value; formats.h shows both.
 
 #include <sys/mman.h>
 
-#include "packed.h"
+#include <new>
+
+#include "matrix.h"
 
 namespace {
 
-// The levels of four inputs of a record: four bits, and those above them where a format has more.
-template <typename Kind>
-uint32_t levels_of(const uint8_t* levels, int64_t at) {
-  if (Kind::bits == 8) return load<uint32_t>(levels + at) ^ 0x80808080;
-  constexpr int64_t half = Kind::blocks == 1 ? 16 : Kind::bits == 4 ? 32 : 64;  // low, then high
-  const uint8_t* own = levels + at / (2 * half) * half + at % half;
-  const uint32_t low = load<uint32_t>(own) >> at / half % 2 * 4 & 0x0f0f0f0f;
-  if (Kind::bits == 4) return low;
-  if (Kind::blocks == 1)  // a bit to each byte
-    return low | ((levels[at / 8 - 4] >> at % 8 & 15) * 0x00204081 & 0x01010101) << 4;
-  const auto two = load<uint32_t>(levels + 128 + at / 128 * 32 + at % 32);
-  return low | (two >> at % 128 / 32 * 2 & 0x03030303) << 4;
-}
-
-// What multiplies the scale, and the minimum `kPanel` further, of a group of inputs.
-template <typename Kind>
-void put_factors(const uint8_t* record, int64_t group, uint8_t* to) {
-  if (Kind::bits == 6) return void(to[0] = record[192 + group]);
-  const uint8_t* own = record + 4 + group;  // eight of six bits, eight more, in 12 bytes
-  to[0] = group < 4 ? own[0] & 63 : (own[4] & 15) | own[-4] >> 6 << 4;
-  to[kPanel] = group < 4 ? own[4] & 63 : own[4] >> 4 | own[0] >> 6 << 4;
-}
-
-// A record's part of one output, where `to` has zeros.
-template <typename Kind>
-void put_whole(const uint8_t* record, int64_t output, uint8_t* to) {
-  for (int64_t at = 0; at < Kind::blocks * kBlock; at += 4) {
-    const uint32_t levels = levels_of<Kind>(record + Kind::file_levels, at);
-    const int64_t quad = at % kBlock / 4;
-    const uint32_t high = levels >> 4 & 0x0f0f0f0f;
-    auto* words = reinterpret_cast<uint32_t*>(to + at / kBlock * Kind::block_bytes) + output;
-    words[quad % 4 * kPanel] |= (levels & 0x0f0f0f0f) << quad / 4 * 4;
-    if (Kind::bits == 6) words[(4 + quad / 4) * kPanel] |= high << quad % 4 * 2;
-    if (Kind::bits == 8) words[(4 + quad % 4) * kPanel] |= high << quad / 4 * 4;
+// Put one output's record of a file into a packed one, where its place holds zeros.
+template <typename Format>
+void put_quantized(const uint8_t* from, int64_t output, uint8_t* to) {
+  const auto& file = *reinterpret_cast<const typename Format::File*>(from);
+  for (int64_t input = 0; input < Format::blocks * kBlock; input += 4) {
+    const uint32_t levels = file.quad(input);
+    const uint32_t low = levels & 0x0f0f0f0f, high = levels >> 4 & 0x0f0f0f0f;
+    const int64_t block = input / kBlock, quad = input % kBlock / 4;
+    auto* words = reinterpret_cast<uint32_t*>(to + block * Format::block_bytes) + output;
+    words[quad % 4 * kPanel] |= low << quad / 4 * 4;
+    if (Format::bits == 6) words[(4 + quad / 4) * kPanel] |= high << quad % 4 * 2;
+    if (Format::bits == 8) words[(4 + quad % 4) * kPanel] |= high << quad / 4 * 4;
   }
-  uint8_t* factors = to + Kind::factors_at + output;
-  for (int64_t group = 0; Kind::factors && group < Kind::blocks * Kind::groups; ++group)
-    put_factors<Kind>(record, group, factors + group * Kind::numbers * kPanel);
-  auto* scales = reinterpret_cast<uint16_t*>(to + Kind::scales_at) + output;
-  scales[0] = load<uint16_t>(record + Kind::file_scale);
-  if (Kind::minimums)  // Q4_K subtracts it
-    scales[kPanel] = load<uint16_t>(record + Kind::file_scale + 2) ^ (Kind::factors ? 0x8000 : 0);
+  uint8_t* factors = to + Format::factors_at + output;
+  if constexpr (Format::has_factors)
+    for (int64_t group = 0; group < Format::blocks * Format::groups; ++group) {
+      uint8_t* row = factors + group * Format::factor_rows * kPanel;
+      row[0] = file.factor(group);
+      if constexpr (Format::has_minimums) row[kPanel] = file.minimum_factor(group);
+    }
+  reinterpret_cast<uint16_t*>(to + Format::scales_at)[output] = file.scale;
+  if constexpr (Format::has_minimums)
+    reinterpret_cast<uint16_t*>(to + Format::minimums_at)[output] = file.added_minimum();
 }
 
-template <typename T>
-void put_floats(const T* from, int64_t count, int64_t output, T* to) {
-  constexpr int64_t together = 4 / sizeof(T);
-  for (int64_t at = 0; at < std::min(count, kBlock); ++at)
-    to[(at / together * kPanel + output) * together + at % together] = from[at];
+// Put up to a block of one output's inputs into a packed record of floats.
+template <typename Number>
+void put_floats(const Number* from, int64_t inputs, int64_t output, Number* to) {
+  constexpr int64_t together = 4 / sizeof(Number);  // inputs in four bytes of a row
+  for (int64_t input = 0; input < std::min(inputs, kBlock); ++input)
+    to[(input / together * kPanel + output) * together + input % together] = from[input];
 }
 
 // A step reads all weights. With pages of 4 kB a fifth of its time goes into finding addresses.
-uint8_t* allocated(int64_t size) {
-  constexpr int64_t page = 2 << 20;
+uint8_t* allocate(int64_t bytes) {
+  constexpr int64_t large_page = 2 << 20;
   void* memory = nullptr;
-  if (posix_memalign(&memory, size < page ? 64 : page, size)) std::abort();
+  if (posix_memalign(&memory, bytes < large_page ? 64 : large_page, bytes)) throw std::bad_alloc();
 #if defined(MADV_HUGEPAGE)
-  madvise(memory, size / page * page, MADV_HUGEPAGE);
+  madvise(memory, bytes / large_page * large_page, MADV_HUGEPAGE);
 #endif
   return static_cast<uint8_t*>(memory);
 }
 
 }  // namespace
 
-Matrix pack(const Rows& from, int threads) {
-  Matrix to{from.kind, from.outputs};
-  with_kind(from.kind, [&](auto kind) {
-    using Kind = decltype(kind);
-    constexpr int64_t width = Kind::blocks * kBlock;
-    to.records = (from.inputs + width - 1) / width;
-    to.record_bytes = Kind::bytes;
-    to.memory.reset(allocated(to.panels() * to.records * Kind::bytes));
+Matrix pack(const FileMatrix& from, int threads) {
+  Matrix to{from.type, from.outputs};
+  with_format(from.type, [&](auto format) {
+    using Format = decltype(format);
+    constexpr int64_t record_inputs = Format::blocks * kBlock;
+    to.records = (from.inputs + record_inputs - 1) / record_inputs;
+    to.record_bytes = Format::bytes;
+    to.memory.reset(allocate(to.panels() * to.records * Format::bytes));
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
     for (int64_t panel = 0; panel < to.panels(); ++panel) {
-      std::memset(to.panel(panel), 0, to.records * Kind::bytes);
-      const int64_t end = std::min((panel + 1) * kPanel, to.outputs);
-      for (int64_t record = 0; record < to.records; ++record)
-        for (int64_t output = panel * kPanel; output < end; ++output) {
+      std::memset(to.panel(panel), 0, to.records * Format::bytes);
+      const int64_t first = panel * kPanel, end = std::min(first + kPanel, to.outputs);
+      for (int64_t number = 0; number < to.records; ++number) {
+        uint8_t* record = to.panel(panel) + number * Format::bytes;
+        for (int64_t output = first; output < end; ++output) {
           const uint8_t* row = from.rows + output * from.row_bytes;
-          uint8_t* own = to.panel(panel) + record * Kind::bytes;
-          if constexpr (Kind::whole) {
-            put_whole<Kind>(row + record * Kind::file_bytes, output % kPanel, own);
+          if constexpr (Format::is_quantized) {
+            using File = typename Format::File;
+            put_quantized<Format>(row + number * sizeof(File), output - first, record);
           } else {
-            using T = typename Kind::Number;
-            const T* inputs = reinterpret_cast<const T*>(row) + record * kBlock;
-            const int64_t count = from.inputs - record * kBlock;
-            put_floats(inputs, count, output % kPanel, reinterpret_cast<T*>(own));
+            using Number = typename Format::Number;
+            const Number* inputs = reinterpret_cast<const Number*>(row) + number * kBlock;
+            const int64_t inputs_left = from.inputs - number * kBlock;
+            put_floats(inputs, inputs_left, output - first, reinterpret_cast<Number*>(record));
           }
         }
+      }
     }
   });
   return to;

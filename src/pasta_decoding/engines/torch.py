@@ -71,7 +71,7 @@ class TorchEngine(CachedEngine):
 
     @torch.inference_mode()
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
-        self._cache.copy(*self.copied(source, target, tokens))
+        self._cache.copy(*self.mark_copied(source, target, tokens))
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
         logits_FV: FloatArray = self.step_kept(feeds).cpu().numpy()
@@ -84,7 +84,7 @@ class TorchEngine(CachedEngine):
         if not batch.items:
             return torch.empty(0, self.vocabulary_size, device=self._device)
         rows_5Q, lists = batch.rows()
-        wanted_F, parts = np.array(batch.wanted, dtype=np.int32), []
+        wanted_F, parts = np.array(batch.logits_tokens, dtype=np.int32), []
         for first in range(0, rows_5Q.shape[1], MOST):
             own_F = wanted_F[(first <= wanted_F) & (wanted_F < first + MOST)] - first
             parts.append(self._pass(rows_5Q[:, first : first + MOST], lists, own_F))

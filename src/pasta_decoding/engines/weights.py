@@ -1,6 +1,7 @@
 """A decoder's weights, by Hugging Face's names: a loaded model's, or those of a GGUF file.
 
-Shapes: Q tokens, O outputs and I inputs of a linear layer, R rank.
+Shapes: Q tokens, O outputs and I inputs of a linear layer, R rank of an adapter, N bytes of a row,
+P pairs of a head's numbers that rotate together.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from gguf import GGMLQuantizationType as Kind
+from gguf import GGMLQuantizationType as GgmlType
 from torch import Tensor
 
 from pasta_decoding.engines.support import attention_windows
@@ -30,7 +31,7 @@ _NORMS = {
     "key_norm": "self_attn.k_norm",
     "mlp_input_norm": "post_attention_layernorm",
 }
-# Gemma also has norms behind attention and MLP.
+# Gemma also has norms after attention and MLP.
 _GEMMA_NORMS = {
     "attention_norm": "post_attention_layernorm",
     "mlp_input_norm": "pre_feedforward_layernorm",
@@ -60,10 +61,13 @@ class Layer:
 
 def stored(weight_OI: Tensor) -> GgufTensor:
     """Return a tensor as a file has it, in bfloat16 or float32."""
-    kind = Kind.BF16 if weight_OI.dtype == torch.bfloat16 else Kind.F32
-    numbers_OI = weight_OI if kind is Kind.BF16 else weight_OI.float()
-    bytes_ON = numbers_OI.detach().contiguous().view(torch.uint8).numpy()
-    return GgufTensor(bytes_ON, kind, tuple(weight_OI.shape))
+    if weight_OI.dtype == torch.bfloat16:
+        ggml_type = GgmlType.BF16
+    else:
+        ggml_type = GgmlType.F32
+        weight_OI = weight_OI.float()
+    bytes_ON = weight_OI.detach().contiguous().view(torch.uint8).numpy()
+    return GgufTensor(bytes_ON, ggml_type, tuple(weight_OI.shape))
 
 
 class ModelWeights:
@@ -72,62 +76,77 @@ class ModelWeights:
     Those of a file are mapped, not read: embeddings are dequantised row by row.
 
     model: Hugging Face's, or a stand-in with its config and the weights of `file`.
-    added: what an adapter adds to linear layers, by their names, if it is not merged.
-    kinds: of attention, for each layer.
-    form:  the number format of most weights.
+    added: what an adapter adds to linear layers and embeddings, by their modules' names; empty if
+           there is no adapter or it is merged.
+    kinds: the kind of attention of each layer, as transformers names it.
+    form:  the number format of most matrices.
+
+    frequency_factors: of a file, what divides the frequencies of rotary positions, [P].
     """
 
     def __init__(
         self, model: Any, added: Mapping[str, LowRank] | None = None, file: GgufFile | None = None
     ) -> None:
-        self.config = config = model.config.get_text_config()
-        self.added, self._file = added or {}, file
+        config = model.config.get_text_config()
+        self.config = config
+        self.added = added or {}
+        self._file = file
         self._tensors: dict[str, Any] = dict(model.named_parameters())
         self.is_gemma = str(config.model_type).startswith("gemma")
         heads = config.num_attention_heads
         self.head_width: int = getattr(config, "head_dim", None) or config.hidden_size // heads
-        scalar = getattr(config, "query_pre_attn_scalar", None) or self.head_width
-        self.scaling = float(scalar) ** -0.5
-        same = list(attention_windows(config)) * config.num_hidden_layers
-        self.kinds: list[str] = getattr(config, "layer_types", None) or same
+        query_scalar = getattr(config, "query_pre_attn_scalar", None) or self.head_width
+        self.scaling = float(query_scalar) ** -0.5
+        every_layer = list(attention_windows(config)) * config.num_hidden_layers
+        self.kinds: list[str] = getattr(config, "layer_types", None) or every_layer
+        self.frequency_factors: Tensor | None = None
         if file is None:
-            self.form, self.frequency_factors = str(model.dtype).removeprefix("torch."), None
+            self.form = str(model.dtype).removeprefix("torch.")
         else:
-            kinds = [one.kind.name for one in self._tensors.values() if len(one.shape) > 1]
-            self.form = max(set(kinds), key=kinds.count)
+            matrices = [tensor for tensor in self._tensors.values() if len(tensor.shape) > 1]
+            forms = [matrix.kind.name for matrix in matrices]
+            self.form = max(set(forms), key=forms.count)
             self.frequency_factors = file.frequency_factors
 
     def layers(self) -> Iterator[Layer]:
-        names = _NORMS | (_GEMMA_NORMS if self.is_gemma else {})
+        norm_modules = _NORMS | (_GEMMA_NORMS if self.is_gemma else {})
         for number in range(len(self.kinds)):
-            at = f"model.layers.{number}"
-            norms = {name: self.norm(f"{at}.{own}") for name, own in names.items()}
-            yield Layer(
-                {name: [self.linear(f"{at}.{one}") for one in _LINEAR[name]] for name in _LINEAR},
-                {name: norm_I for name, norm_I in norms.items() if norm_I is not None},
-            )
+            prefix = f"model.layers.{number}"
+            linear = {
+                name: [self.linear(f"{prefix}.{module}") for module in modules]
+                for name, modules in _LINEAR.items()
+            }
+            norms = {}
+            for name, module in norm_modules.items():
+                norm_I = self.norm(f"{prefix}.{module}")
+                if norm_I is not None:
+                    norms[name] = norm_I
+            yield Layer(linear, norms)
 
-    def linear(self, name: str) -> Linear:
-        is_tied = name == "lm_head" and "lm_head.weight" not in self._tensors
-        found = self._tensors[f"{EMBEDDINGS if is_tied else name}.weight"]
+    def linear(self, module: str) -> Linear:
+        """Return a linear layer; `lm_head` may have its weights from the embeddings."""
+        is_tied = module == "lm_head" and "lm_head.weight" not in self._tensors
+        tensor = self._tensors[f"{EMBEDDINGS if is_tied else module}.weight"]
         if self._file is not None:
-            self._file.release()
-        weight = found if isinstance(found, GgufTensor) else stored(found)
-        return Linear(weight, self.added.get(name), self._vector(f"{name}.bias"))
+            self._file.release()  # what the layers before have read
+        weight = tensor if isinstance(tensor, GgufTensor) else stored(tensor)
+        return Linear(weight, self.added.get(module), self._vector(f"{module}.bias"))
 
-    def norm(self, name: str) -> Tensor | None:
+    def norm(self, module: str) -> Tensor | None:
         """Return what a norm multiplies by: Gemma's weights need 1 added. None: there is none."""
-        found = self._vector(f"{name}.weight")
-        return None if found is None else found + float(self.is_gemma)
+        weight_I = self._vector(f"{module}.weight")
+        if weight_I is None:
+            return None
+        return weight_I + float(self.is_gemma)
 
     def _vector(self, name: str) -> Tensor | None:
-        found = self._tensors.get(name)
-        return None if found is None else found[:].float()
+        tensor = self._tensors.get(name)
+        return None if tensor is None else tensor[:].float()
 
     def embed(self, ids: Sequence[int]) -> Tensor:
         """Return the embeddings of tokens in float32, the adapter's rows among them."""
         row_QI: Tensor = self._tensors[f"{EMBEDDINGS}.weight"][list(ids)].float()
-        if added := self.added.get(EMBEDDINGS):
-            down_RI, up_OR = added
+        if low_rank := self.added.get(EMBEDDINGS):
+            down_RI, up_OR = low_rank
             row_QI += up_OR[list(ids)] @ down_RI
         return row_QI * (self.config.hidden_size**0.5 if self.is_gemma else 1.0)
