@@ -1,7 +1,8 @@
 """How an answer is written, and on what: `GenerationConfig` and `EngineConfig`.
 
-Every door (Python, command line, server, harness, llm plugin, transformers) converts into these
-two at its edge. Both check themselves when they are made. A field's annotation holds its help.
+Python, the command line, the server, the harness, the llm plugin and transformers all convert their
+settings into these two classes. Both check their values when they are made, and look at no files.
+The annotation of a field holds its help.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pasta_decoding.answer.request import Rules, SamplingParams
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
@@ -19,30 +20,45 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 
 DTYPES = (
-    "auto", "float32", "bfloat16", "float16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0",
-)  # fmt: skip
+    *("auto", "float32", "bfloat16", "float16"),
+    *("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0"),
+)
 """Number formats of weights; those with a Q are llama.cpp's."""
 
-_Check = tuple[type, Callable[[Any], bool], str]
-_BIAS: _Check = (Real, lambda value: -100 <= value <= 100, "a number from -100 to 100")
-_CHECKS: Mapping[str, _Check] = {
-    **dict.fromkeys(
-        ("max_tokens", "max_threads", "top_k", "max_model_len", "cache_tokens", "threads"),
-        (Integral, lambda value: value >= 1, "a whole number of at least 1"),
-    ),
-    **dict.fromkeys(
-        ("presence_penalty", "frequency_penalty"),
-        (Real, lambda value: -2 <= value <= 2, "a number from -2 to 2"),
-    ),
-    "seed": (Integral, lambda value: value >= 0, "a whole number of at least 0"),
-    "temperature": (Real, lambda value: 0 <= value <= 100, "a number from 0 to 100"),
-    "top_p": (Real, lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
-    "min_p": (Real, lambda value: 0 <= value <= 1, "a number from 0 to 1"),
-    "repetition_penalty": (Real, lambda value: 0 < value <= 2, "a number above 0 and at most 2"),
-    "max_seconds": (Real, lambda value: value >= 0, "a number of at least 0"),
+
+@dataclass(frozen=True, slots=True)
+class ValueRange:
+    """The values that a field takes: their type, a condition, and both in words for errors."""
+
+    kind: type
+    contains: Callable[[Any], bool]
+    description: str
+
+
+_COUNT = ValueRange(Integral, lambda value: value >= 1, "a whole number of at least 1")
+_PENALTY = ValueRange(Real, lambda value: -2 <= value <= 2, "a number from -2 to 2")
+_BIAS = ValueRange(Real, lambda value: -100 <= value <= 100, "a number from -100 to 100")
+_RANGES: Mapping[str, ValueRange] = {
+    "max_tokens": _COUNT,
+    "max_threads": _COUNT,
+    "top_k": _COUNT,
+    "max_model_len": _COUNT,
+    "cache_tokens": _COUNT,
+    "threads": _COUNT,
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
     "eagerness": _BIAS,
-    "parallel": (bool, lambda _value: True, "true or false"),
+    "seed": ValueRange(Integral, lambda value: value >= 0, "a whole number of at least 0"),
+    "temperature": ValueRange(Real, lambda value: 0 <= value <= 100, "a number from 0 to 100"),
+    "top_p": ValueRange(Real, lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
+    "min_p": ValueRange(Real, lambda value: 0 <= value <= 1, "a number from 0 to 1"),
+    "repetition_penalty": ValueRange(
+        Real, lambda value: 0 < value <= 2, "a number above 0 and at most 2"
+    ),
+    "max_seconds": ValueRange(Real, lambda value: value >= 0, "a number of at least 0"),
+    "parallel": ValueRange(bool, lambda _value: True, "true or false"),
 }
+"""The ranges of the fields of both classes, by name. A field whose default is None may be None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,26 +97,40 @@ class GenerationConfig:
 
     @property
     def rules(self) -> Rules:
-        return Rules(**self._shared(Rules))
+        """How far an answer may go."""
+        return Rules(
+            max_tokens=self.max_tokens,
+            max_threads=self.max_threads,
+            parallel=self.parallel,
+            eagerness=self.eagerness,
+            stop=tuple(self.stop),
+            max_seconds=self.max_seconds,
+        )
 
     def sampling(self, *, logprobs: int | None = None) -> SamplingParams:
         """Return how tokens are chosen; `logprobs` is how many alternatives are reported."""
-        return SamplingParams(**self._shared(SamplingParams), logprobs=logprobs)
-
-    def _shared(self, kind: type[Any]) -> dict[str, Any]:
-        names = [one.name for one in fields(kind) if hasattr(self, one.name)]
-        return {name: getattr(self, name) for name in names}
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=self.seed,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=cast("Mapping[int, float]", self.logit_bias),  # by `__post_init__`
+            logprobs=logprobs,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Which checkpoint, on which engine. Raises PastaError for invalid values.
 
-    adapter:  None takes that of a known base model (`pasta models`), and none for another one.
-    model:    None takes the adapter's, or the default one. It or `adapter` may name a whole model
-              (a GGUF file or a merged folder that `pasta export` wrote); the other is None then.
-    engine:   "auto" asks the servers of `base_url` if there are any, takes torch on a GPU, and on a
-              CPU fast for a GGUF file, else the first of llama, fast and torch that can run it.
+    adapter, model: as `models.catalog.resolve` reads them.
+    engine:   "auto" asks the servers of `base_url` if there are any. It takes torch on a GPU. On a
+              CPU it takes fast for a GGUF file, else the first of llama, fast and torch that can
+              run the model.
     join:     kv reuses the keys and values of finished chunks, text reads them again.
     dtype:    "auto" is float16 for llama; bfloat16 for torch where it is native.
     base_url: servers that hold the merged checkpoint; several are replicas.
@@ -140,37 +170,43 @@ class EngineConfig:
 
 
 def _check(config: GenerationConfig | EngineConfig) -> None:
-    for one in fields(config):
-        value = getattr(config, one.name)
-        if one.name in _CHECKS and not (value is None and one.default is None):
-            _check_value(one.name, value, _CHECKS[one.name])
+    for option in fields(config):
+        value = getattr(config, option.name)
+        may_be_none = option.default is None
+        if option.name in _RANGES and not (value is None and may_be_none):
+            _check_value(option.name, value, _RANGES[option.name])
 
 
-def _check_value(name: str, value: object, check: _Check) -> None:
-    kind, in_range, meaning = check
+def _check_value(name: str, value: object, value_range: ValueRange) -> None:
     is_truth = isinstance(value, bool)
-    if not isinstance(value, kind) or is_truth != (kind is bool) or not in_range(value):
-        raise PastaError(f"{name} is {value!r}, not {meaning}", field=name)
+    wants_truth = value_range.kind is bool
+    has_kind = isinstance(value, value_range.kind) and is_truth == wants_truth
+    if not has_kind or not value_range.contains(value):
+        raise PastaError(f"{name} is {value!r}, not {value_range.description}", field=name)
 
 
-def check_names(kind: type, given: Mapping[str, Any]) -> None:
-    known = [one.name for one in fields(kind)]
-    for name in given:
-        check_name("option", name, known)
+def check_names(config_class: type, options: Mapping[str, Any]) -> None:
+    """Raise PastaError for an option that is no field of the class."""
+    names = [option.name for option in fields(config_class)]
+    for name in options:
+        check_name("option", name, names)
 
 
-def check_name(what: str, name: str, known: Sequence[str]) -> str:
-    """Return the name. Raises PastaError with the nearest known one if it is unknown."""
-    if name not in known:
-        near = get_close_matches(str(name), known, n=1)
-        remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+def check_name(what: str, name: str, names: Sequence[str]) -> str:
+    """Return `name`. Raises PastaError with the nearest one of `names` if it is none of them."""
+    if name not in names:
+        near = get_close_matches(str(name), names, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
         raise PastaError(f"no {what} {name!r}: {remedy}", field=what)
     return name
 
 
 def _stops(stop: object) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else () if stop is None else stop
-    if not isinstance(stops, Sequence) or not all(isinstance(one, str) for one in stops):
+    if isinstance(stop, str):
+        stops: object = (stop,)
+    else:
+        stops = () if stop is None else stop
+    if not isinstance(stops, Sequence) or not all(isinstance(text, str) for text in stops):
         raise PastaError(f"stop is {stop!r}, not a string or several", field="stop")
     if "" in stops:
         raise PastaError("a stop string is empty", field="stop")
@@ -178,11 +214,12 @@ def _stops(stop: object) -> tuple[str, ...]:
 
 
 def _biases(biases: Any) -> dict[int, float]:
+    """Return the biases by token id, which may be given as text."""
     try:
-        found = {int(token): bias for token, bias in (biases or {}).items()}
+        bias_by_token = {int(token): bias for token, bias in (biases or {}).items()}
     except (AttributeError, TypeError, ValueError):
         message = f"logit_bias is {biases!r}, not a number for each token id"
         raise PastaError(message, field="logit_bias") from None
-    for bias in found.values():
+    for bias in bias_by_token.values():
         _check_value("logit_bias", bias, _BIAS)
-    return found
+    return bias_by_token

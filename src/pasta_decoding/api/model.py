@@ -19,21 +19,22 @@ DEFAULT_CONCURRENCY = 16
 _DEFAULT = GenerationConfig()
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
-"""A question; a conversation as OpenAI's API has it, role and content of each message; or the
-token ids of a whole prompt."""
+"""A question; a conversation in the form of OpenAI's API, with role and content of each message;
+or the token ids of a complete prompt."""
 
 OnResult = Callable[[int, Result], None]
+"""Called with the index of a prompt and its answer."""
 
 
 class Model:
-    """A checkpoint on an engine, or on servers. Any thread may ask; answers are written together.
+    """A checkpoint on an engine, or on servers. Any thread may call it, at any time.
 
-    Every method that answers takes a question or a conversation, a `GenerationConfig`, and fields
-    of it as keyword arguments, which replace the config's own. Each raises PastaError for an empty
+    Every method that answers takes a prompt, a `GenerationConfig`, and fields of that class as
+    keyword arguments, which replace the config's values. Each raises PastaError for an empty
     prompt, for unknown roles or a wrong order of them, for a prompt that leaves no room for
     `max_tokens`, for unknown or invalid options, and after `close`.
 
-    decoder: for measurements of steps, while no answer is being written.
+    decoder: measurements use it directly, while no answer is being written.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -72,22 +73,24 @@ class Model:
         on_result: OnResult | None = None,
         **options: Any,
     ) -> list[Result]:
-        """Return the answers to several prompts, in their order, written side by side.
+        """Return the answers to several prompts, in their order. They are written at the same time.
 
-        Each answer has its own noise under one seed. The first error cancels the others.
+        Under one seed, each answer is sampled with other random numbers. The first error cancels
+        all answers.
 
-        on_result: called with the number of a prompt and its answer as soon as that is there; in
-                   another thread, if an event loop runs in this one.
+        on_result: called as soon as an answer is finished; in another thread, if an event loop
+                   runs in this one.
         """
-        more: dict[str, Any] = {"max_concurrency": max_concurrency, "on_result": on_result}
-        coming = self.abatch(prompts, config, **more, **options)
+        results = self.abatch(
+            prompts, config, max_concurrency=max_concurrency, on_result=on_result, **options
+        )
         try:
             asyncio.get_running_loop()
         except RuntimeError:  # unlike `asyncio.run`, leave the loop that this thread may have set
             with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-                return runner.run(coming)
-        with ThreadPoolExecutor(1) as other:  # a loop runs in this thread
-            return other.submit(asyncio.run, coming).result()
+                return runner.run(results)
+        with ThreadPoolExecutor(1) as executor:  # a loop runs in this thread
+            return executor.submit(asyncio.run, results).result()
 
     async def aanswer(
         self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
@@ -108,11 +111,11 @@ class Model:
         if max_concurrency < 1:
             raise PastaError(f"max_concurrency is {max_concurrency}, not at least 1")
         config = config.updated(**options)
-        starts = [self._start(one, config, number) for number, one in enumerate(prompts)]
-        places = asyncio.Semaphore(max_concurrency)
+        starts = [self._start(prompt, config, number) for number, prompt in enumerate(prompts)]
+        semaphore = asyncio.Semaphore(max_concurrency)
 
         async def write(number: int, start: Start) -> Result:
-            async with places, Stream(start, text_of, self.plain_tokens) as stream:
+            async with semaphore, Stream(start, text_of, self.plain_tokens) as stream:
                 async for _ in stream:
                     pass
             if on_result is not None:
@@ -121,7 +124,9 @@ class Model:
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(write(*one)) for one in enumerate(starts)]
+                tasks = [
+                    group.create_task(write(number, start)) for number, start in enumerate(starts)
+                ]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
@@ -134,7 +139,8 @@ class Model:
         """Cancel everything and free the engine's thread. A second call does nothing."""
         with self._lock:
             self._closed = True
-            worker, self._worker = self._worker, None
+            worker = self._worker
+            self._worker = None
         if worker is not None:
             worker.close()
 
@@ -145,17 +151,23 @@ class Model:
         self.close()
 
     def _start(self, prompt: Prompt, config: GenerationConfig, number: int = 0) -> Start:
-        """Return a function that hands the request in."""
-        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], int):
-            ids: tuple[Any, ...] = tuple(prompt)
-        else:
-            asked = prompt if isinstance(prompt, str) else [_message(one) for one in prompt]
-            ids = self.decoder.prompt_ids(asked, config.max_tokens)
-        request = self.decoder.request(ids, config.rules, config.sampling(), number)
-        return partial(self._working().submit, request)
+        """Return a function that submits the request.
 
-    def _working(self) -> EngineLoop:
-        with self._lock:  # an engine has one worker, whichever threads ask first
+        number: the prompt's index in its batch; the seed of the answer depends on it.
+        """
+        if isinstance(prompt, str):
+            ids: tuple[Any, ...] = self.decoder.prompt_ids(prompt, config.max_tokens)
+        elif prompt and isinstance(prompt[0], int):
+            ids = tuple(prompt)
+        else:
+            messages = [_message(message) for message in prompt]
+            ids = self.decoder.prompt_ids(messages, config.max_tokens)
+        request = self.decoder.request(ids, config.rules, config.sampling(), number)
+        return partial(self._started_worker().submit, request)
+
+    def _started_worker(self) -> EngineLoop:
+        """Return the engine's loop; start it for the first request. Raises PastaError if closed."""
+        with self._lock:  # several threads may call first, and an engine has one worker
             if self._closed:
                 raise ClosedError
             if self._worker is None:
@@ -163,9 +175,9 @@ class Model:
             return self._worker
 
 
-def _message(one: object) -> Message:
-    match one:
+def _message(message: object) -> Message:
+    match message:
         case {"role": str(role), "content": str(content)}:
             return Message(role, content)
     hint = 'A message looks like {"role": "user", "content": "Why ...?"}.'
-    raise PastaError(f"{one!r} is not a message", hint=hint)
+    raise PastaError(f"{message!r} is not a message", hint=hint)

@@ -1,4 +1,4 @@
-"""From a name to a model that answers: which engine is taken, and how each one is opened.
+"""From a config to a model that answers: which engine runs it, and how each engine is opened.
 
 A new engine is a file in `engines/`, an entry of `ENGINES`, and a place in `choose_engine`.
 """
@@ -37,7 +37,10 @@ TORCH_DTYPES = ("auto", "float32", "bfloat16")
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What an engine opens: files, as a config says, with a cache for what is built on the way."""
+    """The files that an engine opens, and how.
+
+    cache: the user's cache, for exports and operators that are built on the way.
+    """
 
     config: EngineConfig
     source: ModelSource
@@ -49,6 +52,7 @@ class ModelFiles:
 
     @property
     def operators(self) -> Path:
+        """The folder of the compiled operators of the engine fast."""
         return self.cache / "operators"
 
     @property
@@ -60,10 +64,10 @@ class ModelFiles:
 class EngineKind:
     """How an engine is chosen and opened.
 
-    ignores: settings that have no meaning for it.
-    suits: may `auto` take it? Looks at checkpoint and machine, and loads nothing large.
-    dtype: the number format that it computes in; None if it is not known here.
-    open:  load the checkpoint onto it. Raises PastaError.
+    ignores: fields of `EngineConfig` that have no meaning for it.
+    suits:   may `auto` take it? Looks at checkpoint and machine, and loads nothing large.
+    dtype:   the number format that it computes in; None if only a server knows.
+    open:    load the checkpoint onto it. Raises PastaError.
     """
 
     ignores: Sequence[str]
@@ -119,16 +123,17 @@ def find_files(config: EngineConfig, cache: Path) -> ModelFiles:
 
 
 def _refuse_ignored(config: EngineConfig, engine: str) -> None:
-    """Raise PastaError for a setting that is given and that the engine would ignore."""
+    """Raise PastaError for a setting that the engine would ignore, unless it has its default."""
     if config.base_url and engine != "remote":
         raise PastaError(f"base_url names servers, and the engine {engine} runs here")
-    for one in fields(config):
-        is_preset = getattr(config, one.name) in (one.default, "cpu")
-        if one.name in ENGINES[engine].ignores and not is_preset:
-            raise PastaError(f"the engine {engine} takes no {one.name}", field=one.name)
+    for setting in fields(config):
+        is_default = getattr(config, setting.name) in (setting.default, "cpu")
+        if setting.name in ENGINES[engine].ignores and not is_default:
+            raise PastaError(f"the engine {engine} takes no {setting.name}", field=setting.name)
 
 
 def _check_memory(weights: Path) -> None:
+    """Raise PastaError if the weights are larger than the free memory."""
     files = [weights] if weights.is_file() else [*weights.glob("model*.safetensors")]
     needed_bytes = sum(file.stat().st_size for file in files)
     available_bytes = free_bytes()
@@ -140,6 +145,7 @@ def _check_memory(weights: Path) -> None:
 
 
 def open_local(config: EngineConfig, cache: Path) -> LocalDecoder:
+    """As `open_decoder`, for an engine of this process; a config that names servers is refused."""
     check_local(config)
     return cast("LocalDecoder", open_decoder(config, cache))
 
@@ -150,38 +156,40 @@ def check_local(config: EngineConfig) -> None:
 
 
 def choose_engine(files: ModelFiles) -> str:
-    asked = check_name("engine", files.config.engine, ["auto", *ENGINES])
-    if asked != "auto":
-        return asked
+    """Return the engine that the config names; for "auto", the first one that suits."""
+    name = check_name("engine", files.config.engine, ["auto", *ENGINES])
+    if name != "auto":
+        return name
     # On processors without AVX-512, llama.cpp takes less time for the weights of a folder.
-    order = ("remote", *(("fast", "llama") if files.is_gguf else ("llama", "fast")), "torch")
+    order = ["remote", "llama", "fast", "torch"]
+    if files.is_gguf:
+        order = ["remote", "fast", "llama", "torch"]
     return next(name for name in order if ENGINES[name].suits(files))
 
 
-def _known_dtype(files: ModelFiles, engine: str) -> str:
+def _checked_dtype(files: ModelFiles, engine: str) -> str:
     """Return the number format. Raises PastaError for a format that torch cannot compute in."""
-    asked = files.config.dtype
-    if asked not in TORCH_DTYPES:
-        raise PastaError(f"the {engine} engine has no number format {asked}", field="dtype")
-    return asked
+    dtype = files.config.dtype
+    if dtype not in TORCH_DTYPES:
+        raise PastaError(f"the {engine} engine has no number format {dtype}", field="dtype")
+    return dtype
 
 
 def _torch_dtype(files: ModelFiles) -> str:
-    asked = _known_dtype(files, "torch")
-    return native_dtype(files.device) if asked == "auto" else asked
+    dtype = _checked_dtype(files, "torch")
+    return native_dtype(files.device) if dtype == "auto" else dtype
 
 
 def _open_torch(files: ModelFiles) -> LocalDecoder:
     """Load onto the torch engine. Raises PastaError if the device is not there or has no room."""
     from pasta_decoding.engines.torch import TorchEngine
 
-    config, dtype = files.config, _torch_dtype(files)
-    loaded = load_model(files.source, dtype=dtype)
-    said = f"cannot put the model on the device {files.device!r}, as --device cpu can"
-    with errors_as(said, RuntimeError, AssertionError):  # torch without CUDA asserts
+    loaded = load_model(files.source, dtype=_torch_dtype(files))
+    message = f"cannot put the model on the device {files.device!r}, as --device cpu can"
+    with errors_as(message, RuntimeError, AssertionError):  # torch without CUDA asserts
         loaded.model.to(files.device)
-    engine = TorchEngine(loaded.model, cache_tokens=config.cache_tokens)
-    return decoder_over(engine, loaded, config.join)
+    engine = TorchEngine(loaded.model, cache_tokens=files.config.cache_tokens)
+    return decoder_over(engine, loaded, files.config.join)
 
 
 def fast_can_run(files: ModelFiles) -> bool:
@@ -197,13 +205,13 @@ def fast_can_run(files: ModelFiles) -> bool:
 
 
 def _open_fast(files: ModelFiles) -> LocalDecoder:
-    """Load onto the fast engine: a GGUF's weights stay as they are, an adapter beside them."""
+    """Load onto the fast engine. Weights of a GGUF file stay as they are; no adapter is merged."""
     import torch
 
     from pasta_decoding.engines.fast import FastEngine
     from pasta_decoding.engines.weights import ModelWeights
 
-    dtype = _known_dtype(files, "fast")
+    dtype = _checked_dtype(files, "fast")
     if files.is_gguf:
         file = GgufFile(files.source.weights)
         loaded = load_gguf(file, files.source)
@@ -212,18 +220,23 @@ def _open_fast(files: ModelFiles) -> LocalDecoder:
         loaded = load_model(files.source, dtype=dtype)
         weights = ModelWeights(loaded.model)
     cache_dtype = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
-    tokens, operators = files.config.cache_tokens, files.operators
-    engine = FastEngine(weights, cache_tokens=tokens, cache_dtype=cache_dtype, operators=operators)
+    engine = FastEngine(
+        weights,
+        cache_tokens=files.config.cache_tokens,
+        cache_dtype=cache_dtype,
+        operators=files.operators,
+    )
     return decoder_over(engine, loaded, files.config.join)
 
 
 def gguf_type(dtype: str) -> str:
+    """Return the GGUF file type of a number format of `EngineConfig`."""
     names = {"auto": "F16", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
     return names.get(dtype, dtype)
 
 
 def llama_can_run(files: ModelFiles) -> bool:
-    """Is llama.cpp installed, has it a translation of the model, and the adapter's positions?"""
+    """Is llama.cpp installed, and does it have the model's family and the adapter's positions?"""
     from pasta_decoding.engines.llama import load_library
     from pasta_decoding.models.gguf_writer import has_translation
 
@@ -243,7 +256,7 @@ def llama_can_run(files: ModelFiles) -> bool:
 
 
 def _open_llama(files: ModelFiles) -> LocalDecoder:
-    """Load a whole GGUF file onto the llama engine; another checkpoint is exported first, once."""
+    """Load one GGUF file onto the llama engine; another checkpoint is first exported, once."""
     from pasta_decoding.engines.llama import LlamaEngine, load_library
     from pasta_decoding.models.export import cached_name
 
@@ -298,10 +311,29 @@ def _open_remote(files: ModelFiles) -> Decoder:
     )
 
 
-_GPU, _HERE = ("device",), ("cache_tokens", "device", "dtype", "threads")
 ENGINES: Mapping[str, EngineKind] = {
-    "remote": EngineKind(_HERE, lambda one: one.config.is_remote, lambda _: None, _open_remote),
-    "fast": EngineKind(_GPU, fast_can_run, lambda one: _known_dtype(one, "fast"), _open_fast),
-    "llama": EngineKind(_GPU, llama_can_run, lambda one: gguf_type(one.config.dtype), _open_llama),
-    "torch": EngineKind((), lambda _: True, _torch_dtype, _open_torch),
+    "remote": EngineKind(
+        ignores=("cache_tokens", "device", "dtype", "threads"),
+        suits=lambda files: files.config.is_remote,
+        dtype=lambda _files: None,
+        open=_open_remote,
+    ),
+    "fast": EngineKind(
+        ignores=("device",),
+        suits=fast_can_run,
+        dtype=lambda files: _checked_dtype(files, "fast"),
+        open=_open_fast,
+    ),
+    "llama": EngineKind(
+        ignores=("device",),
+        suits=llama_can_run,
+        dtype=lambda files: gguf_type(files.config.dtype),
+        open=_open_llama,
+    ),
+    "torch": EngineKind(
+        ignores=(),
+        suits=lambda _files: True,
+        dtype=_torch_dtype,
+        open=_open_torch,
+    ),
 }

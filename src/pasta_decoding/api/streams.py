@@ -1,4 +1,4 @@
-"""An answer while it is written, for plain code and for coroutines: pieces, then a `Result`."""
+"""An answer while it is written, for threads and for coroutines: pieces, then a `Result`."""
 
 import asyncio
 from collections import deque
@@ -19,9 +19,10 @@ from pasta_decoding.scheduling.loop import Cancel, Failure, Listener, News
 Item = TypeVar("Item")
 
 Start = Callable[[Listener], Cancel]
-"""Hands a request in and returns what cancels it; its news go to the listener."""
+"""Submits a request and returns a function that cancels it. The listener gets its news."""
 
 Pick = Callable[[Progress], Iterable[Item]]
+"""Turns progress into the pieces that a stream yields."""
 
 
 def text_of(progress: Progress) -> Iterable[str]:
@@ -36,11 +37,11 @@ def events_of(progress: Progress) -> Iterable[Event]:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an answer took, in tokens.
+    """The size of an answer in tokens.
 
-    prompt_tokens: of the prompt, chat template included.
-    plain_tokens:  of the text that a reader sees, tokenised alone.
-    fed_tokens:    computed behind the prompt, tags and text that was cut off included.
+    prompt_tokens: the prompt's, chat template included.
+    plain_tokens:  those of the visible text, tokenised alone.
+    fed_tokens:    those computed after the prompt, tags and text that was cut off included.
     """
 
     prompt_tokens: int
@@ -50,8 +51,9 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """One decode thread that wrote a chunk; numbers count from 1 in reading order.
+    """One decode thread that wrote a chunk.
 
+    number:          counts from 1 in reading order.
     promised_tokens: the length that its promise named.
     """
 
@@ -65,10 +67,10 @@ class Thread:
 class Result:
     """One finished answer.
 
-    text:          without tags; it ends before a stop string.
-    tree:          the answer as nodes: spans, chunks, syncs; a stop string and all.
-    threads:       those that wrote chunks, without the main one.
-    critical_path: forward steps behind the prefill that the answer needs at unlimited width.
+    text:          the answer without tags; it ends before a stop string.
+    tree:          the answer as nodes (spans, chunks, syncs), a stop string included.
+    threads:       the threads that wrote chunks, without the main thread.
+    critical_path: forward steps after the prefill that the answer needs at unlimited width.
     finish_reason: "stop" (the model ended it, or a stop string) or "length" (a limit did).
     interventions: how often a constraint overruled the model.
     seconds:       from the request to the end.
@@ -97,7 +99,7 @@ class Result:
 
     @property
     def tokens_per_step(self) -> float:
-        """Plain tokens / critical path: how many tokens a step wrote."""
+        """Plain tokens / critical path: the tokens that a step wrote, on average."""
         return tokens_per_step(self.usage.plain_tokens, self.critical_path)
 
 
@@ -126,17 +128,18 @@ def result_of(answer: Answer, text: str, plain_tokens: int) -> Result:
 class Stream(Iterator[Item], AsyncIterator[Item]):
     """Iterate, by `for` or by `async for`, to get an answer piece by piece; then read `result`.
 
-    Closing it early, or dropping it, cancels the answer and frees what it holds. One thread or one
-    coroutine at a time may read it; any number of streams of one model may be read side by side.
+    To close or to drop a stream early cancels the answer and frees its memory. One thread or one
+    coroutine at a time may read it. Any number of streams of one model may be read at once.
     """
 
     def __init__(self, start: Start, pick: Pick[Item], count_tokens: Callable[[str], int]) -> None:
-        self._pick, self._count_tokens = pick, count_tokens
+        self._pick = pick
+        self._count_tokens = count_tokens
         self._ready: deque[Item] = deque()
-        self._shown: list[str] = []
+        self._texts: list[str] = []
         self._answer: Answer | None = None
         self._result: Result | None = None
-        self._left = False
+        self._is_closed = False
         self._inbox = _Inbox()
         self._cancel = start(self._inbox.put)  # not a method of `self`, which may be dropped
 
@@ -155,7 +158,7 @@ class Stream(Iterator[Item], AsyncIterator[Item]):
         return self._answer
 
     def __next__(self) -> Item:
-        """Wait for the next piece. Raises what the engine raised, if the answer failed."""
+        """Wait for the next piece. Raises the engine's error if the answer failed."""
         while not self._ready:
             if self._over:
                 raise StopIteration
@@ -181,7 +184,7 @@ class Stream(Iterator[Item], AsyncIterator[Item]):
     def close(self) -> None:
         """Cancel the answer unless it is complete. Wake a reader that waits for a piece."""
         if not self._over:
-            self._left = True
+            self._is_closed = True
             self._cancel()
             self._inbox.put(None)
 
@@ -203,23 +206,23 @@ class Stream(Iterator[Item], AsyncIterator[Item]):
 
     @property
     def _over(self) -> bool:
-        return self._left or self._result is not None
+        return self._is_closed or self._result is not None
 
     def _take(self, news: News | None) -> None:
         match news:
             case Failure(error):
                 raise error
             case Progress(_, text):
-                self._shown.append(text)
+                self._texts.append(text)
                 self._ready.extend(self._pick(news))
             case Answer():
-                text = "".join(self._shown)
+                text = "".join(self._texts)
                 self._answer = news
                 self._result = result_of(news, text, self._count_tokens(text))
 
 
 class _Inbox:
-    """News of one answer, which a thread or a coroutine waits for. None: there will be no more."""
+    """News of one answer, for which a thread or a coroutine waits. None: no more will come."""
 
     def __init__(self) -> None:
         self._news: SimpleQueue[News | None] = SimpleQueue()
@@ -233,10 +236,10 @@ class _Inbox:
                 wake()
 
     async def wait(self) -> News | None:
-        came = asyncio.Event()
-        self._wake = partial(asyncio.get_running_loop().call_soon_threadsafe, came.set)
+        arrival = asyncio.Event()
+        self._wake = partial(asyncio.get_running_loop().call_soon_threadsafe, arrival.set)
         while True:
             with suppress(Empty):
                 return self._news.get_nowait()
-            await came.wait()
-            came.clear()
+            await arrival.wait()
+            arrival.clear()
