@@ -18,7 +18,7 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import MainRun, Segment
 from pasta_decoding.lang.tree import Tree, strip, without_topics
 from pasta_decoding.scheduling.decoder import LocalDecoder
-from pasta_decoding.training.sft import segments_of
+from pasta_decoding.training.examples import segments_of
 from tests.law.watched import replay
 
 Choice = Callable[[Any], int | None]

@@ -17,7 +17,7 @@ from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.catalog import BaseAlone, find_adapter
 from pasta_decoding.models.load import load_base
-from pasta_decoding.training.sft import compile_rows
+from pasta_decoding.training.examples import compile_rows
 from pasta_decoding.training.view import score_layouts
 from tests.checkpoint import TinyCheckpoint
 from tests.training.tiny_runs import CONFIG, ROWS, behind_step, files, losses, spoil, train

@@ -28,7 +28,7 @@ from pasta_decoding.models.checkpoint import BaseIdentity, Checkpoint, choose_to
 from pasta_decoding.models.load import LoadedModel, load_base
 from pasta_decoding.models.template import Message
 from pasta_decoding.training.config import SftConfig
-from pasta_decoding.training.sft import (
+from pasta_decoding.training.examples import (
     compile_answer,
     compile_rows,
     plan_packs,

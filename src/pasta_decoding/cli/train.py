@@ -22,7 +22,7 @@ from pasta_decoding.training.config import (
     Config,
     PreferenceConfig,
     SftConfig,
-    keys,
+    hidden_settings,
     read_settings_file,
 )
 
@@ -38,7 +38,7 @@ Out = Annotated[Path, typer.Option(help="Run folder; the same command resumes it
 @command(
     "pasta train sft --data rows.jsonl --out runs/sft",
     "pasta train sft --data rows.jsonl --plain --out runs/baseline",
-    notes=f"{_KEYS}{', '.join(sorted(keys(SftConfig)))}.",
+    notes=f"{_KEYS}{', '.join(sorted(hidden_settings(SftConfig)))}.",
 )
 def sft(
     context: typer.Context,
@@ -68,7 +68,7 @@ def sft(
 @command(
     "pasta train preference --prompts prompts.jsonl --policy runs/sft --baseline runs/baseline "
     "--out runs/preference",
-    notes=f"{_KEYS}{', '.join(sorted(keys(PreferenceConfig)))}.",
+    notes=f"{_KEYS}{', '.join(sorted(hidden_settings(PreferenceConfig)))}.",
 )
 def preference(
     context: typer.Context,
@@ -94,12 +94,12 @@ def preference(
     named = (config.policy, config.baseline)
     policy, baseline = (str(find_adapter(name)) if name else "" for name in named)
     from pasta_decoding.training.loop import processes
-    from pasta_decoding.training.preference import PreferenceRun, settled, share_samples
+    from pasta_decoding.training.preference import PreferenceRun, resolve_engine, share_samples
 
     base = find_base(model, cache_folder(), adapter=policy)
     config = replace(config, policy=policy, baseline=baseline)
     if not config.pairs:
-        config = settled(config, base, cache_folder())
+        config = resolve_engine(config, base, cache_folder())
     if samples_from is not None:
         share_samples(samples_from, out, config)
     pairs = [pair for path in config.pairs for pair in read_pairs(Path(path))]

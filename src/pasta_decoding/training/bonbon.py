@@ -3,10 +3,10 @@
     alpha * (-log p(best)) + (1 - alpha) * ((log p/q (best) - log p/q (worst)) - 1 / (2 beta))^2
     beta = 1 / (2 (N - 1) H(N - 1)),  H(n) = 1 + 1/2 + ... + 1/n
 
-p is the model that is trained, q the one that the N candidates were sampled from, and a
-sequence's log-probability is the sum over its labels: all threads, forced tokens left out. The
-code that was published beside that paper does not compute this square: it calls the sigmoid loss
-of DPO instead.
+p is the trained model, and q is the model that the N candidates were sampled from. The
+log-probability of a sequence is the sum over its labels: those of all threads, without forced
+tokens. The code published with the paper does not compute this square; it calls the sigmoid loss of
+DPO instead.
 """
 
 from collections.abc import Sequence
@@ -19,22 +19,23 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from pasta_decoding.data.rows import Row
-from pasta_decoding.lang.layout import Joining
+from pasta_decoding.lang.layout import Joining, Layout
 from pasta_decoding.models.load import LoadedModel
 from pasta_decoding.training.config import PreferenceConfig, SftConfig
+from pasta_decoding.training.examples import compile_answer, compile_groups
 from pasta_decoding.training.loop import share_of
 from pasta_decoding.training.run import tracked
 from pasta_decoding.training.sample import Sample
 from pasta_decoding.training.score import PreferencePair
-from pasta_decoding.training.sft import compile_answer, compile_groups
 from pasta_decoding.training.view import Example, LossParts, label_logprobs
 
 
 def target_gap(candidates: int) -> float:
-    """Return 1 / (2 beta) in nats: the gap of best-of-N against worst-of-N."""
-    assert candidates > 1, "a best and a worst are two"
+    """Return 1 / (2 beta) in nats: the gap that best and worst of N samples should have."""
+    assert candidates > 1, "best and worst are two answers"
     others = candidates - 1
-    return others * sum(1 / n for n in range(1, others + 1))
+    harmonic_number = sum(1 / n for n in range(1, others + 1))
+    return others * harmonic_number
 
 
 def bonbon_loss(
@@ -48,12 +49,13 @@ def bonbon_loss(
 ) -> tuple[Tensor, LossParts]:
     """Return the loss of one pair from four log-probabilities (scalars, nats), and its parts.
 
-    sft:    -log p(best), the whole sequence.
+    sft:    -log p(best).
     square: the squared distance of `gap` from its target.
     gap:    log-ratio of the best minus log-ratio of the worst.
-    drift:  mean of both log-ratios: how far p went from q where q sampled.
+    drift:  mean of both log-ratios; it tells how far p moved away from q.
     """
-    ratio_best, ratio_worst = best - reference_best, worst - reference_worst
+    ratio_best = best - reference_best
+    ratio_worst = worst - reference_worst
     gap = ratio_best - ratio_worst
     square = (gap - target) ** 2
     drift = (ratio_best + ratio_worst) / 2
@@ -64,24 +66,34 @@ def bonbon_loss(
 def preference_loss(
     logprobs: Sequence[Tensor], example: Example, *, alpha: float
 ) -> tuple[Tensor, LossParts]:
-    """Return BoNBoN's loss of a pair; of a best answer alone that of finetuning on it.
+    """Return BoNBoN's loss of a pair, or the loss of finetuning on a best answer alone.
 
-    The figures have the target of the gap as well, and the share of pairs with a gap above 0.
+    The parts of a pair also have the target of the gap, and whether the gap is above 0.
     """
-    best, *worst = answer_logprobs(logprobs, example)
-    if not worst:
+    best, worst = answer_logprobs(logprobs, example)
+    if worst is None:
         return -best, {"sft": -best}
     target = target_gap(example.candidates)
-    reference = map(torch.tensor, example.reference)
-    total, figures = bonbon_loss(best, *worst, *reference, target=target, alpha=alpha)
-    accuracy = (figures["gap"] > 0).float()
-    return total, figures | {"target": torch.tensor(target), "accuracy": accuracy}
+    reference_best, reference_worst = map(torch.tensor, example.reference)
+    total, parts = bonbon_loss(
+        best, worst, reference_best, reference_worst, target=target, alpha=alpha
+    )
+    accuracy = (parts["gap"] > 0).float()
+    return total, parts | {"target": torch.tensor(target), "accuracy": accuracy}
 
 
-def answer_logprobs(logprobs: Sequence[Tensor], example: Example) -> list[Tensor]:
-    """Add up the labels of the best answer, and of the worst if there is one, over their rows."""
-    rows = logprobs[: example.best_rows], logprobs[example.best_rows :]
-    return [torch.stack([one.sum() for one in some]).sum() for some in rows if some]
+def answer_logprobs(logprobs: Sequence[Tensor], example: Example) -> tuple[Tensor, Tensor | None]:
+    """Return the log-probabilities of the best and the worst answer, summed over their layouts.
+
+    The second is None if the example has only a best answer.
+    """
+    best = _total(logprobs[: example.best_rows])
+    worst_rows = logprobs[example.best_rows :]
+    return best, _total(worst_rows) if worst_rows else None
+
+
+def _total(logprobs: Sequence[Tensor]) -> Tensor:
+    return torch.stack([logprobs_L.sum() for logprobs_L in logprobs]).sum()
 
 
 def lay_out_pairs(
@@ -90,37 +102,59 @@ def lay_out_pairs(
     joining: Joining,
     loaded: LoadedModel,
 ) -> list[Example]:
-    """Lay the pairs out; the best promise the lengths that their chunks came to."""
-    checkpoint, control = loaded.checkpoint, loaded.checkpoint.control
-    settings = SftConfig(scheme=checkpoint.scheme, joins=(joining,), max_tokens=maxsize)
-    sampled = {(sample.prompt, sample.number): sample for sample in samples}
+    """Lay the pairs out. The promises of best answers get the true lengths of their chunks."""
+    control = loaded.checkpoint.control
+    settings = SftConfig(scheme=loaded.checkpoint.scheme, joins=(joining,), max_tokens=maxsize)
+
+    def rows_of(sample: Sample) -> list[Layout]:
+        return compile_answer(
+            sample.prompt_ids, sample.segments, control.async_close, sample.end, settings
+        )
+
+    sample_by_key = {(sample.prompt, sample.number): sample for sample in samples}
     examples = []
     for pair in pairs:
-        best = sampled[pair.prompt, pair.best].with_true_lengths(control)
-        high, low = (
-            compile_answer(one.prompt_ids, one.segments, control.async_close, one.end, settings)
-            for one in (best, sampled[pair.prompt, pair.worst])
+        best = sample_by_key[pair.prompt, pair.best].with_true_lengths(control)
+        worst = sample_by_key[pair.prompt, pair.worst]
+        best_rows = rows_of(best)
+        examples.append(
+            Example(
+                best_rows + rows_of(worst),
+                best_rows=len(best_rows),
+                candidates=pair.candidates,
+            )
         )
-        examples.append(Example(high + low, best_rows=len(high), candidates=pair.candidates))
     return examples
 
 
 def compile_pairs(
     pairs: Sequence[tuple[Row, Row]], config: PreferenceConfig, loaded: LoadedModel
 ) -> list[Example]:
-    """Lay out pairs of written answers: a chosen and a rejected one are the best and worst of 2."""
-    checkpoint: Any = loaded.checkpoint
-    scheme, topic = checkpoint.scheme, checkpoint.topic
-    settings = SftConfig(scheme=scheme, topic=topic, max_tokens=config.max_tokens)
-    return [Example(both, candidates=2) for both in compile_groups(pairs, loaded, settings)]
+    """Lay out pairs of a chosen and a rejected answer as the best and the worst of 2.
+
+    Raises PastaError if no pair can be used.
+    """
+    topic: Any = loaded.checkpoint.topic
+    settings = SftConfig(scheme=loaded.checkpoint.scheme, topic=topic, max_tokens=config.max_tokens)
+    layouts_by_pair = compile_groups(pairs, loaded, settings)
+    return [Example(layouts, candidates=2) for layouts in layouts_by_pair]
 
 
 def with_references(model: Any, examples: Sequence[Example], *, bf16: bool) -> list[Example]:
-    """Score every pair exactly as the training forward does, before there was a step."""
+    """Return the pairs with their log-probabilities before the first step.
+
+    They are computed exactly as in training. The processes share the work.
+    """
     model.eval()
-    own = share_of(examples)
+    share = share_of(examples)
+    references: list[tuple[float, ...]] = []
     with torch.inference_mode(), torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
-        shown = tracked(own, "reference", len(own))
-        scored = (answer_logprobs(label_logprobs(model, x.layouts), x) for x in shown)
-        found = gather_object([tuple(map(float, each)) for each in scored])
-    return [replace(one, reference=each) for one, each in zip(examples, found, strict=True)]
+        for example in tracked(share, "reference", len(share)):
+            best, worst = answer_logprobs(label_logprobs(model, example.layouts), example)
+            assert worst is not None, "a pair has two answers"
+            references.append((float(best), float(worst)))
+    all_references = gather_object(references)
+    return [
+        replace(example, reference=reference)
+        for example, reference in zip(examples, all_references, strict=True)
+    ]

@@ -1,11 +1,10 @@
 """The settings of both stages: options of the commands, and keys of `--config` files.
 
-A field says its type, range and help once. Hidden ones are keys of the file only. Nothing here
-needs torch: `pasta train --help` reads it.
+Hidden fields are keys of such files only. This module imports no torch: `pasta train --help` needs
+it.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from inspect import formatannotation
 from keyword import iskeyword
@@ -39,7 +38,7 @@ Schedule = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class SftConfig:
-    """One run of stage 1. `scheme`, `topic` and `joins` are resolved when the run begins."""
+    """Settings of a run of stage 1. Raises PastaError for settings that contradict each other."""
 
     data: Annotated[tuple[str, ...], Setting("Annotated JSONL (.gz); may be repeated.")] = ()
     base_name: Annotated[str, Setting("What the adapter calls its base.", hidden=True)] = ""
@@ -93,10 +92,10 @@ class SftConfig:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceConfig:
-    """One run of stage 2. `engine` and `dtype` are resolved when the run begins.
+    """Settings of a run of stage 2. `engine` and `dtype` are resolved when the run begins.
 
-    temperature: BoNBoN is derived for 1, where a small model writes what it never would when it
-                 decodes greedily.
+    temperature: BoNBoN is derived for 1. At 1, a small model writes texts that it would never
+                 write when it decodes greedily.
     lambda_:     weight of quality against speed; None is infinity, quality alone.
     """
 
@@ -156,17 +155,25 @@ class PreferenceConfig:
 
     @property
     def rules(self) -> Rules:
+        """The limits of a sampled answer."""
         return Rules(max_tokens=self.max_tokens, max_threads=self.max_threads, max_chunks=16)
 
     @property
     def joining(self) -> Joining:
-        """How the samples join chunks, and so what is trained: servers know one way."""
+        """How the samples join chunks, and so the join that is trained. Servers know only text."""
         return Joining.text if self.engine == "remote" else Joining.kv
 
 
 Config = SftConfig | PreferenceConfig
 SAMPLING = (
-    *("prompts", "policy", "baseline", "engine", "dtype", "samples", "temperature", "seed"),
+    "prompts",
+    "policy",
+    "baseline",
+    "engine",
+    "dtype",
+    "samples",
+    "temperature",
+    "seed",
     *("baseline_samples", "limit", "max_prompt_chars", "max_tokens", "max_threads"),
 )
 """Settings that the samples and their measures depend on."""
@@ -175,60 +182,63 @@ IDLE_WITH_PAIRS = {*SAMPLING, "samples_from", "rounds", "lambda_"} - {
     "seed",
     "max_tokens",
 }
-"""Options that are refused beside pairs; a settings file may have them for other runs."""
+"""Options that contradict --pairs. A settings file may have them, for other runs."""
 
 
-def keys(kind: type[Any]) -> list[str]:
-    """Return the settings that only a file gives."""
-    hints = get_type_hints(kind, include_extras=True)
-    return [one.name for one in fields(kind) if get_args(hints[one.name])[1].hidden]
+def hidden_settings(config_class: type[Any]) -> list[str]:
+    """Return the names of the settings that only a file can have."""
+    hints = get_type_hints(config_class, include_extras=True)
+    return [field.name for field in fields(config_class) if get_args(hints[field.name])[1].hidden]
 
 
-def read_settings_file(path: Path, kind: type[Any]) -> dict[str, Any]:
-    """Return the settings in a YAML or JSON file. Raises PastaError, naming what is wrong.
+def read_settings_file(path: Path, config_class: type[Any]) -> dict[str, Any]:
+    """Return the settings in a YAML or JSON file. Raises PastaError that names the mistake.
 
-    A file for both stages holds those of each under its command's name, `sft` or `preference`.
+    A file for both stages holds the settings of each under its command's name, `sft` or
+    `preference`.
     """
     import yaml
 
     with errors_as(f"{path} cannot be read", OSError, UnicodeDecodeError, yaml.YAMLError):
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if isinstance(found, dict):
-        found = found.get("sft" if kind is SftConfig else "preference", found)
-    if not isinstance(found, dict):
+        contents = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if isinstance(contents, dict):
+        contents = contents.get("sft" if config_class is SftConfig else "preference", contents)
+    if not isinstance(contents, dict):
         raise PastaError(f"{path} holds no settings, such as `epochs: 2`")
+    hints = get_type_hints(config_class, include_extras=True)
     try:
-        return dict(_settings(found, get_type_hints(kind, include_extras=True)))
+        return dict(_parse_setting(key, value, hints) for key, value in contents.items())
     except PastaError as error:
         raise PastaError(f"{path}: {error}") from error
 
 
-def _settings(found: dict[Any, Any], hints: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, given in found.items():
-        name = f"{key}_" if iskeyword(str(key)) else str(key)
-        check_name("setting", name, list(hints))
-        kind, setting = get_args(hints[name])
-        try:
-            value = _parsed(given, kind)
-        except (TypeError, ValueError):
-            raise PastaError(f"{key} is {given!r}, not {formatannotation(kind)}") from None
-        if value is not None and setting.min is not None and not value >= setting.min:
-            raise PastaError(f"{key} is {value}, less than {setting.min}")
-        if value is not None and setting.max is not None and not value <= setting.max:
-            raise PastaError(f"{key} is {value}, more than {setting.max}")
-        yield name, value
+def _parse_setting(key: Any, value: Any, hints: dict[str, Any]) -> tuple[str, Any]:
+    """Return the name and the checked value of a field. Raises PastaError."""
+    name = f"{key}_" if iskeyword(str(key)) else str(key)
+    check_name("setting", name, list(hints))
+    kind, setting = get_args(hints[name])
+    try:
+        parsed = _parsed(value, kind)
+    except (TypeError, ValueError):
+        raise PastaError(f"{key} is {value!r}, not {formatannotation(kind)}") from None
+    if parsed is not None and setting.min is not None and not parsed >= setting.min:
+        raise PastaError(f"{key} is {parsed}, less than {setting.min}")
+    if parsed is not None and setting.max is not None and not parsed <= setting.max:
+        raise PastaError(f"{key} is {parsed}, more than {setting.max}")
+    return name, parsed
 
 
 def _parsed(value: Any, kind: Any) -> Any:
-    """Return a value of a file as one of its field's type. Raises TypeError or ValueError."""
+    """Convert a value of a file to the type of its field. Raises TypeError or ValueError."""
     if isinstance(kind, UnionType):
         kind = NoneType if value is None else get_args(kind)[0]
     if get_origin(kind) is tuple and isinstance(value, list):
-        return tuple(_parsed(one, get_args(kind)[0]) for one in value)
+        item_kind = get_args(kind)[0]
+        return tuple(_parsed(item, item_kind) for item in value)
     if get_origin(kind) is Literal and value in get_args(kind):
         return value
     if kind is float and not isinstance(value, bool):
-        return float(value)  # YAML takes 1e-4 for a text
+        return float(value)  # YAML reads 1e-4 as a string
     if kind is Joining:
         return Joining(value)
     if type(value) is not kind:

@@ -1,4 +1,4 @@
-"""What is trained and saved: LoRA with the control-token rows in full, or the whole model."""
+"""The weights that are trained and saved: LoRA and the control-token rows, or the whole model."""
 
 import logging
 from dataclasses import replace
@@ -21,59 +21,72 @@ from pasta_decoding.training.config import SftConfig
 
 
 def add_lora(model: Any, control: ControlTokens, config: SftConfig) -> Any:
-    """Put LoRA on every linear layer, or on those named; make the control-token rows trainable.
+    """Put LoRA on `config.lora_targets`, by default on all linear layers; train control-token rows.
 
-    In a mixture of experts, whose weights are one tensor each, it goes on attention alone.
-    An output layer that is not tied to the embeddings has rows of its own, which are trained as
-    well: spare tokens of a vocabulary were never trained, and their rows are often all the same.
+    In a mixture of experts, LoRA goes on attention alone: the weights of all experts of a layer are
+    one tensor, which peft does not adapt. If the output layer is not tied to the embeddings, its
+    control-token rows are trained as well: spare tokens of a vocabulary were never trained, and
+    their rows are often all the same.
     """
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(config.seed)
     layer_names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
-    if wrong := [one for one in config.lora_targets if one.rpartition(".")[2] not in layer_names]:
-        raise PastaError(f"{model.config.model_type} has no layers {wrong[0]!r} for LoRA")
+    for target in config.lora_targets:
+        if target.rpartition(".")[2] not in layer_names:
+            raise PastaError(f"{model.config.model_type} has no layers {target!r} for LoRA")
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    layers = ("embed_tokens",) if tied else ("embed_tokens", "lm_head")
+    token_layers = ("embed_tokens",) if tied else ("embed_tokens", "lm_head")
     settings = LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha or 2 * config.lora_rank,
         target_modules=list(config.lora_targets) or _all_layers(model),
-        trainable_token_indices={layer: sorted(control.ids) for layer in layers},
+        trainable_token_indices={layer: sorted(control.ids) for layer in token_layers},
         task_type="CAUSAL_LM",
     )
     with errors_as(f"{model.config.model_type} cannot be trained with LoRA", TypeError, ValueError):
-        found = get_peft_model(model, settings)
+        peft_model = get_peft_model(model, settings)
     refuse_foreign(vars(settings), f"LoRA on these layers of {model.config.model_type}")
-    settings.base_model_name_or_path = ""  # else peft saves whole tables that have grown
-    return found
+    # With a name there, peft would save the full embedding tables if tokens were added to them.
+    settings.base_model_name_or_path = ""
+    return peft_model
 
 
 def _all_layers(model: Any) -> list[str] | str:
-    if all(one.ndim < 3 for one in model.parameters()):
+    """Return peft's `target_modules`: all linear layers, or attention alone if there are experts.
+
+    A weight of three dimensions counts as one of experts.
+    """
+    if all(parameter.ndim < 3 for parameter in model.parameters()):
         return "all-linear"
     logging.getLogger(__name__).info("LoRA is put on attention: experts stay as they are")
-    layers = (name for name, one in model.named_modules() if isinstance(one, torch.nn.Linear))
-    return sorted({name.rpartition(".")[2] for name in layers if "attn" in name})
+    layer_names = set()
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and "attn" in name:
+            layer_names.add(name.rpartition(".")[2])
+    return sorted(layer_names)
 
 
 def take_up(model: Any, adapter: Path, *, seed: int, rank: int | None = None) -> Any:
-    """Go on from an adapter: its weights are trainable. Raises PastaError for another rank."""
+    """Load an adapter onto `model` with trainable weights. Raises PastaError for another rank."""
     from peft import PeftModel
 
     torch.manual_seed(seed)
-    found = PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
-    settings: Any = found.peft_config["default"]
+    peft_model = PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
+    settings: Any = peft_model.peft_config["default"]
     refuse_foreign(vars(settings), f"the adapter in {adapter}")
     if rank not in (None, settings.r):
         raise PastaError(f"{adapter} has LoRA of rank {settings.r}: give --lora-rank {settings.r}")
-    # Its own name for the base is one of a hub, where peft would look whenever it saves.
+    # The adapter's name for its base may be one of the hub, where peft would look at each save.
     settings.base_model_name_or_path = ""
-    return found
+    return peft_model
 
 
 def in_4bit(dtype: str) -> Any:
-    """Return what lets transformers load a base in NF4 (QLoRA) that computes in `dtype`."""
+    """Return transformers' settings for a base model in NF4 (QLoRA) that computes in `dtype`.
+
+    Raises PastaError without a GPU or bitsandbytes.
+    """
     from transformers import BitsAndBytesConfig
 
     if find_spec("bitsandbytes") is None or not torch.cuda.is_available():
@@ -86,38 +99,48 @@ def in_4bit(dtype: str) -> Any:
 
 
 def recompute_activations(model: Any) -> None:
-    """Compute activations again on the way back instead of keeping them."""
-    # transformers 5.23 renames it, and warns of the only name that 5.17 knows.
-    older, newer = "gradient_checkpointing_enable", "activation_checkpointing_enable"
-    getattr(model, newer if hasattr(model, newer) else older)({"use_reentrant": False})
+    """Let the backward pass compute activations again, so that none are kept in memory."""
+    settings = {"use_reentrant": False}
+    # transformers 5.23 has a new name and warns of the old one; 5.17 has only the old one.
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(settings)
+    else:
+        model.gradient_checkpointing_enable(settings)
 
 
 def shard_tied_together(model: Any) -> None:
-    """Let FSDP keep tied embeddings and output layer in one piece. Call it before training.
+    """Let FSDP shard tied embeddings and output layer as one piece. Call it before training.
 
-    The weight that they share may be sharded once. accelerate 1.15 looks whether they share it,
-    but through peft's wrappers it cannot see that, so it must not find them at all.
+    They share a weight, which may be sharded only once. accelerate 1.15 checks for that, but cannot
+    see it through peft's wrappers and would shard both layers. Without the two getters it finds
+    neither of them.
     """
     if model.config.get_text_config().tie_word_embeddings:
-        model.get_input_embeddings = model.get_output_embeddings = lambda: None
+        model.get_input_embeddings = lambda: None
+        model.get_output_embeddings = lambda: None
 
 
 def save(loaded: LoadedModel, folder: Path, *, weights: dict[str, Tensor] | None = None) -> Path:
-    """Write what was trained, whole or not at all, in bfloat16; return the folder.
+    """Write the trained weights in bfloat16, all or nothing; return the folder.
 
-    It is LoRA and control-token rows, or a whole model as `pasta export --to hf` would write it:
-    that has become a base of its own, and is described as one.
+    With LoRA, these are LoRA's weights and the control-token rows. Else it is a whole model, as
+    `pasta export --to hf` writes it. Such a model is a base model of its own, and `pasta.json`
+    describes it as one.
 
-    weights: the state of the whole model, where `model` itself holds only a shard of it.
+    weights: the state of the whole model if `loaded.model` holds only a shard of it.
     """
-    model, checkpoint = loaded.model, loaded.checkpoint
+    model = loaded.model
+    checkpoint = loaded.checkpoint
     with written_whole(folder) as partial:
         if hasattr(model, "peft_config"):
-            known = weights or dict(model.named_parameters())
-            trained = [name for name, one in model.named_parameters() if one.requires_grad]
-            state = {name: known[name].detach().to(torch.bfloat16) for name in trained}
+            full_state = weights or dict(model.named_parameters())
+            state = {
+                name: full_state[name].detach().to(torch.bfloat16)
+                for name, parameter in model.named_parameters()
+                if parameter.requires_grad
+            }
             model.peft_config["default"].base_model_name_or_path = checkpoint.base.name
-            # The trained rows are saved in any case; asked to find out, peft looks on the hub.
+            # The trained rows are saved in any case. With "auto", peft would look on the hub.
             model.save_pretrained(partial, state_dict=state, save_embedding_layers=False)
             (partial / "README.md").unlink(missing_ok=True)
             write_checkpoint(checkpoint, partial)
@@ -125,10 +148,10 @@ def save(loaded: LoadedModel, folder: Path, *, weights: dict[str, Tensor] | None
             if weights is None:
                 described = model.to(torch.bfloat16)
             else:
-                weights = {name: one.to(torch.bfloat16) for name, one in weights.items()}
+                weights = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
                 described = checkpoints.ModelStub(model.config, weights)
             base = checkpoints.describe_base(described, checkpoint.base.name)
             model.save_pretrained(partial, state_dict=weights)
-            own = replace(loaded, checkpoint=replace(checkpoint, base=base))
-            write_beside_weights(own, partial)
+            new_base = replace(loaded, checkpoint=replace(checkpoint, base=base))
+            write_beside_weights(new_base, partial)
     return folder

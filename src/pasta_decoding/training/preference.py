@@ -1,22 +1,24 @@
 """Stage 2: preference training on sampled answers, in rounds of sample, score, pair and train.
 
-The run folder keeps everything, and each stage resumes:
+Each step of a round resumes from its files in the run folder:
 
     config.json  prompts.jsonl    settings and prompts
-    baseline.jsonl                the sequential baseline's answers
-    round-N/samples.jsonl         answers with token ids and seeds, line by line
-    round-N/parts.jsonl           what their scores are made of, prompt by prompt
+    baseline.jsonl                answers of the sequential baseline
+    round-N/samples.jsonl         answers with token ids and seeds, one a line
+    round-N/parts.jsonl           measures of each answer that its score is computed from
     round-N/scores.jsonl          the score of each answer
-    round-N/pairs.jsonl  round-N/summary.json
-    round-N/train/  round-N/adapter/  checkpoints and metrics; the round's result
-    adapter/                      the last round's result
+    round-N/pairs.jsonl           best and worst answer of each prompt
+    round-N/summary.json          means over all, best and worst answers
+    round-N/train/                checkpoints and metrics
+    round-N/adapter/              result of the round
+    adapter/                      result of the last round
 
 Runs that differ in lambda can share samples and parts: `share_samples`.
 """
 
 import gc
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -38,42 +40,59 @@ from pasta_decoding.files import copy_whole, sha256, write_json
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.catalog import adapter_on, holds_weights, model_beside
 from pasta_decoding.models.checkpoint import read_checkpoint
-from pasta_decoding.models.load import default_device, load_base, native_dtype
+from pasta_decoding.models.load import LoadedModel, default_device, load_base, native_dtype
 from pasta_decoding.scheduling.decoder import Decoder
 from pasta_decoding.training import bonbon, loop, score
 from pasta_decoding.training.bonbon import preference_loss, with_references
 from pasta_decoding.training.config import SAMPLING, PreferenceConfig
+from pasta_decoding.training.examples import fill_last_step
 from pasta_decoding.training.loop import RunTrainer, processes, training_arguments
 from pasta_decoding.training.lora import save, take_up
 from pasta_decoding.training.run import owned, refuse_other_run, tracked, write_settings
-from pasta_decoding.training.sample import JsonLine, Sample, SampleKey, grown, sample_answers
+from pasta_decoding.training.sample import JsonLine, Sample, SampleKey, grow, sample_answers
 from pasta_decoding.training.score import ScoreParts
 from pasta_decoding.training.view import Example, tokens_of
 
 log = logging.getLogger(__name__)
+CompileExamples = Callable[[LoadedModel], list[Example]]
+"""Lays pairs out for a model."""
 
 
 def engine_of(config: PreferenceConfig, base: Path, adapter: str) -> EngineConfig:
-    names = ["engine", "dtype", "cache_tokens", "base_url"]
-    if config.engine in ("auto", "torch"):  # the others decode on the CPU
-        names.append("device")
-    same = {name: getattr(config, name) for name in names}
-    model = model_beside(adapter, base)
-    return EngineConfig(adapter, model, join=Joining.kv, **same)
+    """Return the engine that samples with an adapter."""
+    return EngineConfig(
+        adapter,
+        model_beside(adapter, base),
+        engine=config.engine,
+        join=Joining.kv,
+        dtype=config.dtype,
+        cache_tokens=config.cache_tokens,
+        # The other engines decode on the CPU.
+        device=config.device if config.engine in ("auto", "torch") else None,
+        base_url=config.base_url,
+    )
 
 
-def settled(config: PreferenceConfig, base: Path, cache: Path) -> PreferenceConfig:
-    """Return the settings with one engine and one number format, which are kept with the run."""
+def resolve_engine(config: PreferenceConfig, base: Path, cache: Path) -> PreferenceConfig:
+    """Return the settings with the engine and the number format that `auto` stands for here.
+
+    They are stored with the run, so that a resumed run samples in the same way.
+    """
     files = find_files(engine_of(config, base, config.policy), cache)
     engine: Any = choose_engine(files)
-    fixed = engine in ("fast", "torch")
-    dtype: Any = ENGINES[engine].dtype(files) if fixed else config.dtype
+    dtype: Any = config.dtype
+    if engine in ("fast", "torch"):
+        dtype = ENGINES[engine].dtype(files)
     return replace(config, engine=engine, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class PreferenceRun:
-    """The stages of a run over its folder. `cache` is for what the engine exports on the way."""
+    """A run of stage 2 in the folder `out`.
+
+    cache:   folder for files that the engine exports or builds.
+    api_key: key of the servers at `config.base_url`.
+    """
 
     config: PreferenceConfig
     base: Path
@@ -82,49 +101,63 @@ class PreferenceRun:
     api_key: str | None = None
 
     def train(self, prompts: Sequence[Question], pairs: Sequence[tuple[Row, Row]] = ()) -> Path:
-        """Run all rounds over prompts that differ, resuming them; return the adapter's folder.
+        """Run all rounds, or resume them; return the adapter's folder.
 
-        pairs: chosen and rejected answers that were written; if given, nothing is sampled.
+        prompts: no two are the same.
+        pairs:   written answers, chosen and rejected. With pairs, nothing is sampled.
 
-        Raises PastaError for another run's folder, misfitting adapters, or nothing to learn from.
+        Raises PastaError if the folder holds another run, if adapters do not fit, or if there is
+        nothing to learn from.
         """
-        config, out, policy = self.config, self.out, Path(self.config.policy)
+        config = self.config
+        out = self.out
+        policy = Path(config.policy)
         inputs = {"pairs": digest(chain.from_iterable(pairs))}
         refuse_other_run(out, config, inputs)
         refuse_misfits(config)
-        shared = processes(timeout=timedelta(days=7))  # one may sample much longer than another
+        # One process may sample much longer than another.
+        accelerator = processes(timeout=timedelta(days=7))
         loop.examples_per_step(config)
         with owned(out):
-            if shared.is_main_process:
+            if accelerator.is_main_process:
                 write_settings(out, config, inputs)
                 if not config.pairs:
-                    keep_prompts(out, prompts)
+                    write_prompts(out, prompts)
             for number in range(1, config.rounds + 1):
                 folder = out / f"round-{number}"
-                written = partial(bonbon.compile_pairs, pairs, config)
-                compiled = written if config.pairs else self._choose(folder, policy, prompts)
+                compile_examples: CompileExamples
+                if config.pairs:
+                    compile_examples = partial(bonbon.compile_pairs, pairs, config)
+                else:
+                    compile_examples = self._choose_pairs(folder, policy, prompts)
                 if not (folder / "adapter").exists():
-                    self._train(folder, policy, compiled)
+                    self._train(folder, policy, compile_examples)
                 policy = folder / "adapter"
-            if shared.is_main_process:
+            if accelerator.is_main_process:
                 copy_whole(policy, out / "adapter")
-        shared.wait_for_everyone()
+        accelerator.wait_for_everyone()
         log.info("finished: %d rounds", config.rounds)
         return out / "adapter"
 
-    def _choose(
+    def _choose_pairs(
         self, folder: Path, policy: Path, prompts: Sequence[Question]
-    ) -> partial[list[Example]]:
-        """Sample, score and pair; return what lays the pairs out."""
-        config, plain = self.config, replace(self.config.rules, parallel=False)
-        own = self._sample("baseline", config.baseline, prompts, config.baseline_samples, plain)
+    ) -> CompileExamples:
+        """Sample, score and pair; return a function that lays the pairs out."""
+        config = self.config
+        sequential = replace(config.rules, parallel=False)
+        baseline_samples = self._sample(
+            "baseline", config.baseline, prompts, config.baseline_samples, sequential
+        )
         samples = self._sample(folder.name, str(policy), prompts, config.samples, config.rules)
         parts = self._measure(folder / "parts.jsonl", prompts, samples)
-        scores = score.score_parts(parts, score.baseline_tokens(own), config.lambda_)
+        baseline_tokens = score.baseline_tokens(baseline_samples)
+        scores = score.score_parts(parts, baseline_tokens, config.lambda_)
         pairs = score.choose_pairs(samples, parts, scores)
-        scored = zip(parts, scores, strict=True)
-        lines = [{"prompt": p.prompt, "number": p.number, "score": one} for p, one in scored]
         if processes().is_main_process:
+            lines = [
+                {"prompt": part.prompt, "number": part.number, "score": part_score}
+                for part, part_score in zip(parts, scores, strict=True)
+            ]
             write_lines(folder / "scores.jsonl", lines)
             write_lines(folder / "pairs.jsonl", map(asdict, pairs))
             write_json(folder / "summary.json", score.summarise(parts, pairs))
@@ -138,15 +171,22 @@ class PreferenceRun:
     def _sample(
         self, name: str, adapter: str, prompts: Sequence[Question], count: int, rules: Rules
     ) -> list[Sample]:
-        place = "baseline.jsonl" if name == "baseline" else f"{name}/samples.jsonl"
-        settings: Any = {"name": name, "count": count, "rules": rules, "config": self.config}
-        load = partial(self._decoding, name, Path(adapter))
-        return sample_answers(load, prompts, self.out / place, **settings)
+        """Return `count` answers to each prompt; `name` is "baseline" or the name of a round."""
+        file = "baseline.jsonl" if name == "baseline" else f"{name}/samples.jsonl"
+        return sample_answers(
+            partial(self._decoder, name, Path(adapter)),
+            prompts,
+            self.out / file,
+            name=name,
+            count=count,
+            rules=rules,
+            config=self.config,
+        )
 
     @contextmanager
-    def _decoding(self, name: str, adapter: Path) -> Iterator[Decoder]:
-        """Open what decodes with an adapter; servers hold that until all processes are through."""
-        config, shared = self.config, processes()
+    def _decoder(self, name: str, adapter: Path) -> Iterator[Decoder]:
+        """Open a decoder with an adapter. Servers hold the adapter until all processes are done."""
+        config = self.config
         if config.engine != "remote":
             yield open_local(engine_of(config, self.base, str(adapter)), self.cache)
             return
@@ -156,95 +196,123 @@ class PreferenceRun:
 
         weights = sha256(adapter / "adapter_model.safetensors")[:8]
         folder = self.out / f"{self.out.resolve().name}-{name}-{weights}"
-        where: Any = {"base_urls": config.base_url, "api_key": self.api_key}
-        held = served_adapter(self.base, adapter, folder, **where)
-        with held if shared.is_main_process else nullcontext():
-            shared.wait_for_everyone()
-            where |= {"names": [folder.name], "joining": config.joining}
-            yield remote_decoder(adapter_on(self.base, adapter), **where)
-            shared.wait_for_everyone()
+        accelerator = processes()
+        on_servers = served_adapter(
+            self.base, adapter, folder, base_urls=config.base_url, api_key=self.api_key
+        )
+        with on_servers if accelerator.is_main_process else nullcontext():
+            accelerator.wait_for_everyone()
+            yield remote_decoder(
+                adapter_on(self.base, adapter),
+                base_urls=config.base_url,
+                api_key=self.api_key,
+                names=[folder.name],
+                joining=config.joining,
+            )
+            accelerator.wait_for_everyone()
 
     def _measure(
         self, path: Path, prompts: Sequence[Question], samples: Sequence[Sample]
     ) -> list[ScoreParts]:
-        """Return the parts of all scores; those not yet in the file are measured."""
-        known = {(one.prompt, one.number): one for one in samples}
+        """Return the score parts of all samples; measure the samples that the file lacks."""
+        sample_by_key = {(sample.prompt, sample.number): sample for sample in samples}
         questions = {prompt.id: prompt for prompt in prompts}
 
-        def measured(missing: Sequence[SampleKey]) -> Iterator[JsonLine]:
+        def measure_missing(missing: Sequence[SampleKey]) -> Iterator[JsonLine]:
             free_memory()
             device = self.config.device or default_device()
-            baseline, dtype = Path(self.config.baseline), native_dtype(device)
-            source = adapter_on(self.base, baseline)
-            rate = score.likelihood_rate(source, dtype=dtype, device=device)
+            rate = score.likelihood_rate(
+                adapter_on(self.base, Path(self.config.baseline)),
+                dtype=native_dtype(device),
+                device=device,
+            )
             groups = {prompt: list(keys) for prompt, keys in groupby(missing, itemgetter(0))}
             for prompt, keys in tracked(groups.items(), "scoring", len(groups)):
-                some = [known[key] for key in keys]
-                yield from map(asdict, score.measure(questions[prompt], some, rate))
+                samples_of_prompt = [sample_by_key[key] for key in keys]
+                for part in score.measure(questions[prompt], samples_of_prompt, rate):
+                    yield asdict(part)
 
-        return [ScoreParts(**line) for line in grown(path, list(known), measured)]
+        return [ScoreParts(**line) for line in grow(path, list(sample_by_key), measure_missing)]
 
-    def _train(self, folder: Path, policy: Path, compiled: partial[list[Example]]) -> None:
-        """Train on pairs, going on from the policy's own weights, and save the adapter."""
+    def _train(self, folder: Path, policy: Path, compile_examples: CompileExamples) -> None:
+        """Train the policy on pairs, and save the adapter in the round's folder."""
         free_memory()
-        config, whole = self.config, holds_weights(policy)
-        dtype = "bfloat16" if config.bf16 and not whole else "float32"
+        config = self.config
+        all_weights = holds_weights(policy)
+        dtype = "bfloat16" if config.bf16 and not all_weights else "float32"
         loaded = load_base(adapter_on(self.base, policy), dtype=dtype)
-        model = loaded.model if whole else take_up(loaded.model, policy, seed=config.seed)
+        model = loaded.model if all_weights else take_up(loaded.model, policy, seed=config.seed)
         loaded = replace(loaded, model=model.to(config.device or default_device()))
-        examples = compiled(loaded)
+        examples = compile_examples(loaded)
         if config.objective == "rejection":
-            examples = [replace(one, layouts=one.layouts[: one.best_rows]) for one in examples]
+            examples = [
+                replace(example, layouts=example.layouts[: example.best_rows])
+                for example in examples
+            ]
         else:
             examples = with_references(loaded.model, examples, bf16=config.bf16)
         tokens = tokens_of(example.layouts for example in examples)
         log.info("%s: %d pairs, %d tokens", folder.name, len(examples), tokens)
-        # The order of all epochs is fixed in advance, so that a resumed run sees the same one.
-        generator = torch.Generator().manual_seed(config.seed)
-        orders = [torch.randperm(len(examples), generator=generator) for _ in range(config.epochs)]
-        plan = [examples[int(place)] for order in orders for place in order]
-        shared = processes()
-        plan = loop.filled(plan, config.pairs_per_step, shared.num_processes)
-        device, loss = loaded.model.device.type, partial(preference_loss, alpha=config.alpha)
+        accelerator = processes()
+        plan = fill_last_step(
+            _all_epochs(examples, config), config.pairs_per_step, accelerator.num_processes
+        )
+        device = loaded.model.device.type
+        loss = partial(preference_loss, alpha=config.alpha)
         arguments = training_arguments(folder / "train", config, len(plan), device)
         weights = RunTrainer(loaded.model, loss, plan, arguments).run()
-        # What a policy knew of other joins, this round has not kept up.
+        # This round trained one join only; the policy may have unlearned the other.
         checkpoint = replace(loaded.checkpoint, joins=(config.joining.value,))
-        if shared.is_main_process:
+        if accelerator.is_main_process:
             save(replace(loaded, checkpoint=checkpoint), folder / "adapter", weights=weights)
-        shared.wait_for_everyone()
+        accelerator.wait_for_everyone()
+
+
+def _all_epochs(examples: Sequence[Example], config: PreferenceConfig) -> list[Example]:
+    """Fix the order of all epochs in advance, so that a resumed run sees the same one."""
+    generator = torch.Generator().manual_seed(config.seed)
+    shuffled: list[Example] = []
+    for _ in range(config.epochs):
+        order = torch.randperm(len(examples), generator=generator)
+        shuffled += [examples[int(index)] for index in order]
+    return shuffled
 
 
 def free_memory() -> None:
-    """Give back what models that are no longer used hold, cycles and a GPU's cache included."""
+    """Free the memory of models that are no longer used, cycles and the GPU's cache included."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def refuse_misfits(config: PreferenceConfig) -> None:
-    """Refuse adapters that do not go together, before hours are spent."""
-    policy, baseline = Path(config.policy), Path(config.baseline)
+    """Raise PastaError if policy, baseline and join do not go together, before hours are spent."""
+    policy = Path(config.policy)
+    baseline = Path(config.baseline)
     if config.joining not in read_checkpoint(policy).joins:
         raise PastaError(
             f"{policy} was not trained for the join {config.joining}, under which stage 2 samples "
             "and trains",
             hint="pasta train sft --join kv --join text",
         )
-    adapters = [one for one in (policy, baseline) if one.name and not holds_weights(one)]
-    if len({replace(read_checkpoint(adapter).base, name="") for adapter in adapters}) > 1:
+    bases = {
+        replace(read_checkpoint(adapter).base, name="")
+        for adapter in (policy, baseline)
+        if adapter.name and not holds_weights(adapter)
+    }
+    if len(bases) > 1:
         raise PastaError(
             f"{policy} and {baseline} were trained on different base models",
             hint="pasta train sft --plain, on the policy's base",
         )
 
 
-def keep_prompts(out: Path, prompts: Sequence[Question]) -> None:
-    """Write the prompts into the run folder; refuse others than those that it knows."""
+def write_prompts(out: Path, prompts: Sequence[Question]) -> None:
+    """Write the prompts into the run folder. Raises PastaError if it holds other prompts."""
     if not prompts:
         raise PastaError("no prompt to answer: give other --prompts")
     lines = [{"id": prompt.id, "instruction": prompt.instruction} for prompt in prompts]
-    known = read_lines(out / "prompts.jsonl")
-    if known and known != lines:
+    present_lines = read_lines(out / "prompts.jsonl")
+    if present_lines and present_lines != lines:
         raise PastaError(
             f"the prompts are not those that {out} was begun with",
             hint="Choose another --out, or restore the files of --prompts.",
@@ -253,10 +321,10 @@ def keep_prompts(out: Path, prompts: Sequence[Question]) -> None:
 
 
 def share_samples(source: Path, out: Path, config: PreferenceConfig) -> None:
-    """Copy what another run of the same policy sampled and measured, before a run begins.
+    """Copy samples and score parts of another run with the same policy, before a run begins.
 
-    Raises PastaError if that run's samples were made with other settings, `out` is another run, or
-    the adapters do not fit.
+    Raises PastaError if the samples in `source` were made with other settings, if `out` holds
+    another run, or if the adapters do not fit.
     """
     refuse_other_run(out, config)
     refuse_misfits(config)
@@ -265,5 +333,6 @@ def share_samples(source: Path, out: Path, config: PreferenceConfig) -> None:
     refuse_other_settings(source, read_json(source / "config.json", dict), sampling, hint=hint)
     for name in ("prompts", "baseline", "round-1/samples", "round-1/parts"):
         for file in source.glob(f"{name}*.jsonl"):
-            if not (ours := out / file.relative_to(source)).exists():
-                write_lines(ours, read_lines(file))  # a kill may have left a torn one
+            target = out / file.relative_to(source)
+            if not target.exists():
+                write_lines(target, read_lines(file))  # without a line that a kill has torn

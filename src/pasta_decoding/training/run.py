@@ -16,16 +16,17 @@ from pasta_decoding.training.config import Config
 from pasta_decoding.training.loop import processes
 
 Item = TypeVar("Item")
-_ANYWHERE = frozenset({"device", "base_url", "cache_tokens", "report_to", "try_prompts"})
+_FREE_SETTINGS = frozenset({"device", "base_url", "cache_tokens", "report_to", "try_prompts"})
+"""Settings that may differ when a run is resumed: its result does not depend on them."""
 _LOSSES = ("text_loss", "control_loss", "eval_text_loss", "eval_control_loss")
 
 
 @contextmanager
 def owned(out: Path) -> Iterator[None]:
-    """Hold the run folder as long as the context is open, and name what a full disk raises.
+    """Lock the run folder while the context is open.
 
-    Raises PastaError if another process trains there. Of processes that were launched together
-    the main one holds it.
+    Raises PastaError if another process trains there, or if the disk gets full. Of processes that
+    were launched together, the main one holds the lock.
     """
     from safetensors import SafetensorError
 
@@ -33,7 +34,8 @@ def owned(out: Path) -> Iterator[None]:
         with locked(out) if processes().is_main_process else nullcontext():
             yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        # A full disk is any of these, by who noticed it; torch names its writer's source file.
+        # A full disk raises OSError in Python, SafetensorError in safetensors and RuntimeError in
+        # torch, whose message names the source file of its writer.
         if isinstance(error, RuntimeError) and "inline_container" not in str(error):
             raise
         raise PastaError(
@@ -43,37 +45,52 @@ def owned(out: Path) -> Iterator[None]:
 
 
 def refuse_other_run(out: Path, config: Config, inputs: Mapping[str, Any] | None = None) -> None:
-    """Raise PastaError if `out` holds a run with other settings, or other ones of these inputs."""
+    """Raise PastaError if `out` holds a run with other settings or other inputs.
+
+    inputs: digests, as `write_settings` has them. An input that is left out is not compared.
+    """
     hint = "Choose another --out, or repeat its settings to resume it."
-    preset, given = identity(type(config)()), dict(inputs or {})
-    for path, ours in (out / "config.json", identity(config)), (out / "inputs.json", given):
+    defaults = identity(type(config)())
+    current_by_file = {"config.json": identity(config), "inputs.json": dict(inputs or {})}
+    for name, current in current_by_file.items():
+        path = out / name
         if path.exists():
-            # A setting that only one of two versions has is as by default, or of no interest.
-            refuse_other_settings(out, preset | read_json(path, dict), ours, hint=hint)
+            # A file of an older version lacks newer settings: that run had their defaults.
+            refuse_other_settings(out, defaults | read_json(path, dict), current, hint=hint)
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """Return the settings that a run keeps: those that its result depends on."""
-    return {name: value for name, value in asdict(config).items() if name not in _ANYWHERE}
+    """Return the settings that the result of a run depends on."""
+    return {name: value for name, value in asdict(config).items() if name not in _FREE_SETTINGS}
 
 
 def write_settings(out: Path, config: Config, inputs: Mapping[str, Any] | None = None) -> None:
-    """Write the settings into the run folder. `inputs`: digests of what they only name, as rows."""
+    """Write the settings into the run folder.
+
+    inputs: digests of what the settings only name, such as rows.
+    """
     if inputs is not None:
         write_json(out / "inputs.json", dict(inputs))
     write_json(out / "config.json", identity(config))
 
 
 def figures_of(out: Path) -> str:
-    """Return what a finished run came to: steps, tokens, seconds, last losses."""
-    found: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0}
+    """Return a line on a finished run: steps, tokens, seconds, last losses."""
+    last_figures: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0}
     for line in read_lines(out / "metrics.jsonl"):
-        found |= line
-    work = f"{found['step']} steps, {found['tokens']} tokens, {found['seconds']:.0f} s"
-    return ", ".join([work, *(f"{name} {found[name]:.3f}" for name in _LOSSES if name in found)])
+        last_figures |= line
+    parts = [
+        f"{last_figures['step']} steps",
+        f"{last_figures['tokens']} tokens",
+        f"{last_figures['seconds']:.0f} s",
+    ]
+    losses = [f"{name} {last_figures[name]:.3f}" for name in _LOSSES if name in last_figures]
+    return ", ".join(parts + losses)
 
 
-def tracked(items: Iterable[Item], doing: str, total: int) -> Iterable[Item]:
-    """Return the items, and show how far they are: by a bar on a terminal, else once a minute."""
+def tracked(items: Iterable[Item], activity: str, total: int) -> Iterable[Item]:
+    """Return the items, and show progress: a bar on a terminal, else a line once a minute."""
     interval = 0.1 if sys.stderr.isatty() else 60
-    return tqdm(items, doing, total, mininterval=interval, disable=not processes().is_main_process)
+    return tqdm(
+        items, activity, total, mininterval=interval, disable=not processes().is_main_process
+    )

@@ -1,7 +1,7 @@
-"""Answers of one checkpoint to many prompts, kept with their token ids.
+"""Answers of one checkpoint to many prompts, stored with their token ids.
 
-A kept answer is laid out for training from the very ids that were sampled: text that is tokenised
-again may be cut elsewhere, and would then be another sequence with another probability.
+Training lays an answer out from the ids that were sampled. If its text were tokenised again, it
+might be cut at other characters: another sequence with another probability.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from accelerate.utils import gather_object
 
@@ -20,7 +20,7 @@ from pasta_decoding.answer.request import Rules, SamplingParams
 from pasta_decoding.data.lines import append_line, read_lines
 from pasta_decoding.data.rows import Question
 from pasta_decoding.lang.control import ControlTokens
-from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Segment
+from pasta_decoding.lang.layout import ChunkRun, MainRun, PromiseRun, Segment, SyncRun
 from pasta_decoding.scheduling.asking import DecodingTask, ask, run_all
 from pasta_decoding.scheduling.decoder import Decoder
 from pasta_decoding.training.config import PreferenceConfig
@@ -29,20 +29,23 @@ from pasta_decoding.training.run import tracked
 
 SampleKey = tuple[str, int]
 JsonLine = dict[str, Any]
+"""A JSON object, one line of a JSONL file."""
 QUEUED = 16
-"""Answers beyond those that fit the engine's cache, so that it is always full."""
+"""Answers that wait beyond those that fit the engine's cache, so that the cache is always full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One answer as it was sampled.
 
-    prompt:     id of the prompt, of whose answers this is the `number`-th, from 0.
-    prompt_ids: the prompt as the model saw it.
-    end:        the token that ended it; None if a limit cut it off.
-    annotated:  the text form, for people and for measures; training takes the segments.
-    plain_tokens: tokens of the tag-free text, tokenised alone.
-    truncated:  whether any limit ended a chunk or the answer.
+    prompt:        id of the prompt.
+    number:        counts the answers to this prompt from 0.
+    prompt_ids:    the prompt as the model saw it.
+    end:           the token that ended the answer; None if a limit cut it off.
+    annotated:     the text form, for people and for measures; training uses the segments.
+    plain_tokens:  tokens of the text without tags, tokenised alone.
+    critical_path: steps after the prefill.
+    truncated:     whether any limit ended a chunk or the answer.
     """
 
     prompt: str
@@ -57,14 +60,17 @@ class Sample:
     truncated: bool
 
     def with_true_lengths(self, control: ControlTokens) -> Sample:
-        """Return it with true promises, where the model chose them and ended the chunk itself."""
+        """Return the sample with promises of the length that their chunks have.
+
+        A promise stays as it is if the model did not choose it, or did not end its chunk itself.
+        """
         segments = list(self.segments)
-        for place, (promise, chunk) in enumerate(pairwise(self.segments)):
+        for index, (promise, chunk) in enumerate(pairwise(self.segments)):
             match promise, chunk:
-                case PromiseRun(ids, _, 0), ChunkRun(body, True):
+                case PromiseRun(ids, _, forced=0), ChunkRun(body, closed=True):
                     length = control.bucket(len(body) - 1)
-                    ids = (*ids[:-1], control.promise_close[length])
-                    segments[place] = PromiseRun(ids, length)
+                    true_ids = (*ids[:-1], control.promise_close[length])
+                    segments[index] = PromiseRun(true_ids, length)
         return replace(self, segments=tuple(segments))
 
 
@@ -78,23 +84,27 @@ def sample_answers(
     rules: Rules,
     config: PreferenceConfig,
 ) -> list[Sample]:
-    """Return `count` answers a prompt, in order; those not yet in `path` are sampled.
+    """Return `count` answers to each prompt, in order; sample those that are not yet in `path`.
 
-    Each is appended as soon as it ends, so a run that was stopped goes on. If there is something to
-    sample, all processes call `load`.
-    name: the seed of an answer is a pure function of (seed, name, prompt, number), below 2^48.
+    Each answer is appended to `path` as soon as it ends, so an interrupted run can go on. If any
+    answer is missing, all processes call `load`.
+
+    name: makes the seeds of this set. An answer's seed is a function of (config.seed, name, prompt,
+          number), below 2^48.
     """
     questions = {prompt.id: prompt for prompt in prompts}
-    asked = [(prompt.id, number) for prompt in prompts for number in range(count)]
+    keys = [(prompt.id, number) for prompt in prompts for number in range(count)]
 
-    def sample(decoder: Decoder, scheduler: Any, prompt: str, number: int) -> DecodingTask[Sample]:
-        digest = hashlib.sha256(f"{config.seed}/{name}/{prompt}/{number}".encode()).digest()
+    def sample(
+        decoder: Decoder, scheduler: Any, prompt_id: str, number: int
+    ) -> DecodingTask[Sample]:
+        digest = hashlib.sha256(f"{config.seed}/{name}/{prompt_id}/{number}".encode()).digest()
         seed = int.from_bytes(digest[:6])
         sampling = SamplingParams(config.temperature, seed=seed)
-        request = decoder.request(questions[prompt].instruction, rules, sampling)
+        request = decoder.request(questions[prompt_id].instruction, rules, sampling)
         [answer] = yield from ask(scheduler, [request])
         return Sample(
-            prompt,
+            prompt_id,
             number,
             seed,
             prompt_ids=request.prompt,
@@ -106,50 +116,71 @@ def sample_answers(
             truncated=answer.truncated,
         )
 
-    def sampled(missing: Sequence[SampleKey]) -> Iterator[JsonLine]:
-        fitting = config.cache_tokens // rules.max_tokens
+    def sample_missing(missing: Sequence[SampleKey]) -> Iterator[JsonLine]:
+        answers_in_cache = config.cache_tokens // rules.max_tokens
         with load() as decoder, closing(decoder.scheduler()) as scheduler:
-            asking = (sample(decoder, scheduler, *key) for key in missing)
-            coming = run_all(scheduler, asking, fitting + QUEUED)
-            yield from map(encode_sample, tracked(coming, f"sampling {name}", len(missing)))
+            tasks = (sample(decoder, scheduler, *key) for key in missing)
+            samples = run_all(scheduler, tasks, answers_in_cache + QUEUED)
+            for finished in tracked(samples, f"sampling {name}", len(missing)):
+                yield encode_sample(finished)
 
-    return list(map(decode_sample, grown(path, asked, sampled)))
+    return [decode_sample(line) for line in grow(path, keys, sample_missing)]
 
 
-def grown(
+def grow(
     path: Path,
-    asked: Sequence[SampleKey],
+    keys: Sequence[SampleKey],
     make: Callable[[Sequence[SampleKey]], Iterable[JsonLine]],
 ) -> list[JsonLine]:
-    """Return a line for each prompt and number asked; those not yet in the file are made.
+    """Return the line of each key, in order; make the lines that the file lacks, and append them.
 
-    The processes share them out; all but the main one append to files of their own.
+    The processes share the work. The main one appends to `path`, each other one to a file of its
+    own next to it; all these files are read.
+
+    make: yields the lines of the keys that it gets, in any order. All processes call it, or none.
     """
-    number = processes().process_index
+    process_index = processes().process_index
+    out = path.with_stem(f"{path.stem}-{process_index}") if process_index else path
+    read_lines(out, resume=True)  # this cuts off a line that a kill has torn
+    lines: dict[SampleKey, JsonLine] = {}
+    for file in path.parent.glob(f"{path.stem}*{path.suffix}"):
+        lines |= _by_key(read_lines(file))
+    missing = gather_object([key for key in share_of(keys) if key not in lines])
     added: list[JsonLine] = []
-    own = path.with_stem(f"{path.stem}-{number}") if number else path
-    read_lines(own, resume=True)  # without what a kill has torn
-    files = path.parent.glob(f"{path.stem}*{path.suffix}")
-    lines = {(line["prompt"], line["number"]): line for one in files for line in read_lines(one)}
-    missing = gather_object([key for key in share_of(asked) if key not in lines])
-    for line in make(share_of(missing)) if missing else ():
-        append_line(own, line)
-        added.append(line)
-    lines |= {(line["prompt"], line["number"]): line for line in gather_object(added)}
-    return [lines[key] for key in asked]
+    if missing:
+        for line in make(share_of(missing)):
+            append_line(out, line)
+            added.append(line)
+    lines |= _by_key(gather_object(added))
+    return [lines[key] for key in keys]
 
 
-_KINDS = {kind.__name__: kind for kind in get_args(Segment)}
+def _by_key(lines: Iterable[JsonLine]) -> dict[SampleKey, JsonLine]:
+    return {(line["prompt"], line["number"]): line for line in lines}
 
 
-def encode_sample(sample: Sample) -> dict[str, Any]:
-    segments = [{"kind": type(one).__name__, **asdict(one)} for one in sample.segments]
+_SEGMENT_CLASSES: dict[str, Any] = {
+    "Run": MainRun,
+    "PromiseRun": PromiseRun,
+    "ChunkRun": ChunkRun,
+    "SyncRun": SyncRun,
+}
+"""By the kind that files have for them; these words stay when a class is renamed."""
+_KINDS = {segment_class: kind for kind, segment_class in _SEGMENT_CLASSES.items()}
+
+
+def encode_sample(sample: Sample) -> JsonLine:
+    """Return a sample as the line of a file; `decode_sample` is the inverse."""
+    segments = [{"kind": _KINDS[type(segment)], **asdict(segment)} for segment in sample.segments]
     return asdict(sample) | {"segments": segments}
 
 
-def decode_sample(line: dict[str, Any]) -> Sample:
+def decode_sample(line: JsonLine) -> Sample:
     segments: list[Segment] = []
-    for found in line["segments"]:
-        values: Any = {key: tuple(one) if key == "ids" else one for key, one in found.items()}
-        segments.append(_KINDS[values.pop("kind")](**values))
+    for record in line["segments"]:
+        values = dict(record)
+        segment_class = _SEGMENT_CLASSES[values.pop("kind")]
+        if "ids" in values:
+            values["ids"] = tuple(values["ids"])
+        segments.append(segment_class(**values))
     return Sample(**line | {"segments": tuple(segments), "prompt_ids": tuple(line["prompt_ids"])})

@@ -31,6 +31,7 @@ def pack(layouts: Iterable[Layout], max_tokens: int) -> list[list[Layout]]:
 
 
 def tokens_of(packs: Iterable[Sequence[Layout]]) -> int:
+    """Count the tokens of all packs together."""
     return sum(len(layout.tokens) for layouts in packs for layout in layouts)
 
 
@@ -40,12 +41,12 @@ class PackedBatch:
 
     tokens_T:   int64, token ids.
     position_T: int64, the position ids that decoding uses; not monotone.
-    document_T: int64, which answer of the pack; answers do not see each other.
+    document_T: int64, index of the answer in the pack; answers do not see each other.
     thread_T:   int64, 0 for the main thread, 1.. for chunks.
     visible_until_T:  int64, ordinal of the last main token that this one may see.
     visible_from_T:   int64, ordinal of the first main token that may see this one.
-    source_L:   int64, index in T of the tokens from which something is predicted.
-    label_L:    int64, the token id to predict there.
+    source_L:   int64, indices in T of the tokens that have a label.
+    label_L:    int64, the token id to predict from each of them.
     """
 
     tokens_T: Tensor
@@ -59,15 +60,18 @@ class PackedBatch:
 
 
 def packed_batch(layouts: Sequence[Layout]) -> PackedBatch:
+    """Flatten a pack. The tensors are made on torch's default device."""
+
     def column(name: str) -> Tensor:
         return torch.tensor([value for layout in layouts for value in getattr(layout, name)])
 
     labels = [label for layout in layouts for label in layout.label]
-    sources = [n for n, label in enumerate(labels) if label is not None]
+    sources = [index for index, label in enumerate(labels) if label is not None]
+    documents = [index for index, layout in enumerate(layouts) for _ in layout.tokens]
     return PackedBatch(
         tokens_T=column("tokens"),
         position_T=column("position"),
-        document_T=torch.tensor([n for n, layout in enumerate(layouts) for _ in layout.tokens]),
+        document_T=torch.tensor(documents),
         thread_T=column("thread"),
         visible_until_T=column("visible_until"),
         visible_from_T=column("visible_from"),
@@ -81,25 +85,27 @@ def visibility(batch: PackedBatch, window: int | None = None) -> Tensor:
 
     A token sees the earlier tokens of its own thread, and of the other threads those with
     `visible_from` <= its `visible_until`. That one rule covers fork, join and siblings. In a layer
-    with a window it sees only those of them at positions above its own - window.
+    with a window it sees only the tokens of these whose position is above its own minus `window`.
     """
     index_T = torch.arange(len(batch.tokens_T), device=batch.tokens_T.device)
-    query, key = index_T[:, None], index_T[None, :]
-    seen = (query >= key) & (batch.document_T[query] == batch.document_T[key])
-    same = batch.thread_T[query] == batch.thread_T[key]
-    seen = seen & (same | (batch.visible_from_T[key] <= batch.visible_until_T[query]))
+    query = index_T[:, None]
+    key = index_T[None, :]
+    same_document_QK = batch.document_T[query] == batch.document_T[key]
+    same_thread_QK = batch.thread_T[query] == batch.thread_T[key]
+    revealed_QK = batch.visible_from_T[key] <= batch.visible_until_T[query]
+    mask_QK = (query >= key) & same_document_QK & (same_thread_QK | revealed_QK)
     if window is not None:
-        seen = seen & (batch.position_T[query] - batch.position_T[key] < window)
-    return seen
+        mask_QK = mask_QK & (batch.position_T[query] - batch.position_T[key] < window)
+    return mask_QK
 
 
 def attention_masks(
     batch: PackedBatch, windows: Mapping[str, int | None]
 ) -> Tensor | dict[str, Tensor]:
-    """Return what a Hugging Face forward takes as `attention_mask`: bool [1, 1, Q, K].
+    """Return the `attention_mask` of a Hugging Face forward: bool [1, 1, Q, K].
 
-    `windows` names the kinds of layers, as `attention_windows` has them; where there are several,
-    each has a mask of its own.
+    windows: the window of each kind of layer, from `attention_windows`. If there are several kinds,
+             the result has a mask for each.
     """
     masks = {kind: visibility(batch, window)[None, None] for kind, window in windows.items()}
     return masks if len(masks) > 1 else next(iter(masks.values()))
@@ -107,14 +113,17 @@ def attention_masks(
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What one forward pass computes in training: answers that do not see each other.
+    """The answers of one training forward pass. They do not see each other.
 
-    layouts:    a pack of stage 1; best and worst of a prompt in stage 2, or the best alone.
-    best_rows:  stage 2: how many of them are the best answer's; the others are the worst's.
-    scale:      of the loss. Stage 1 sums it up, so that the mean over the packs of a step is that
-                over the labels of the step. 0: it only fills the last step up.
-    candidates: stage 2: the N that best and worst were chosen from.
-    reference:  stage 2: log-probabilities of both under the policy that sampled them, in nats.
+    layouts:    stage 1: a pack. Stage 2: the best and the worst answer to a prompt, or the best
+                alone.
+    scale:      factor of the loss. Stage 1 sums the loss of a pack up; the scale makes the mean
+                over the packs of a step a mean over its labels. An example of scale 0 teaches
+                nothing: it fills up the last step.
+    best_rows:  stage 2: number of layouts of the best answer, which come first.
+    candidates: stage 2: number of answers that best and worst were chosen from.
+    reference:  stage 2: log-probabilities of best and worst under the policy that sampled them,
+                in nats.
     """
 
     layouts: Sequence[Layout]
@@ -125,26 +134,28 @@ class Example:
 
     @property
     def labels(self) -> list[int]:
-        return [label for one in self.layouts for label in one.label if label is not None]
+        """All labels in order; their log-probabilities come in the same order."""
+        return [label for layout in self.layouts for label in layout.label if label is not None]
 
 
 LossParts = dict[str, Tensor]
 Loss = Callable[[Sequence[Tensor], Example], tuple[Tensor, LossParts]]
-"""Takes the log-probabilities of each layout of an example; returns its loss, and figures.
+"""(log-probabilities of each layout, example) -> (loss, parts of the loss by name).
 
-What is minimised is the mean over the examples of a step. The metrics have the figures' means.
+The optimiser minimises the mean loss over the examples of a step. The metrics hold the means of
+the parts.
 """
 
 
 def label_logprobs(model: Any, layouts: Sequence[Layout], call: Any = None) -> list[Tensor]:
     """Return, for each layout of one pack, the log-probability of every label (nats).
 
-    Forced tokens have no label and so no entry. They are computed in float32 at least. Gradients
-    flow where they are enabled.
-    call: what computes the forward: `model`, or what accelerate wrapped it in.
+    Forced tokens have no label and so no entry. The log-probabilities are computed in float32 or
+    better. Gradients flow if they are enabled.
+    call: `model` as accelerate wrapped it, to compute the forward; None calls `model` itself.
     """
-    # cuDNN's attention is torch's first choice on Hopper GPUs. With these masks a run of it came to
-    # a loss of NaN, and two runs without it did not; why is not known.
+    # cuDNN's attention is torch's first choice on Hopper GPUs. With these masks, the loss of a run
+    # became NaN; two runs without cuDNN had no NaN. The cause is not known.
     torch.backends.cuda.enable_cudnn_sdp(False)
     with model.device:
         batch = packed_batch(layouts)
@@ -158,13 +169,15 @@ def label_logprobs(model: Any, layouts: Sequence[Layout], call: Any = None) -> l
     logits_LV = outputs.logits[0]
     logits_LV = logits_LV.to(torch.promote_types(logits_LV.dtype, torch.float32))
     logprobs_L = -cross_entropy(logits_LV, batch.label_L, reduction="none")
-    labels = [sum(label is not None for label in layout.label) for layout in layouts]
-    return list(torch.split(logprobs_L, labels))
+    label_counts = [sum(label is not None for label in layout.label) for layout in layouts]
+    return list(torch.split(logprobs_L, label_counts))
 
 
 def score_layouts(model: Any, layouts: Sequence[Layout]) -> Iterator[Tensor]:
-    """Yield `label_logprobs` of each layout in order, many in one forward pass, no gradients."""
-    for together in pack(layouts, 1024 if model.device.type == "cpu" else 4096):
+    """Yield `label_logprobs` of each layout in order, on the CPU and without gradients."""
+    pack_tokens = 1024 if model.device.type == "cpu" else 4096
+    for layouts_of_pack in pack(layouts, pack_tokens):
         with torch.inference_mode():
-            scored = label_logprobs(model, together)
-        yield from (logprobs_L.cpu() for logprobs_L in scored)
+            logprobs_by_layout = label_logprobs(model, layouts_of_pack)
+        for logprobs_L in logprobs_by_layout:
+            yield logprobs_L.cpu()
