@@ -112,7 +112,8 @@ def test_the_numbers_are_json_with_failures_inside(runs: Path) -> None:
     product = math.prod([100 / 70] * 11 + [100 / 400])
     assert apar["speedups"]["speedup_in_steps"]["value"] == pytest.approx(product ** (1 / 12))
     assert found["notes"] == [
-        "no win rates: run alpaca_eval on the model_outputs.json of two run folders"
+        "no win rates: give --judge-base-url and --judge-model, or run alpaca_eval on the "
+        "model_outputs.json of two run folders"
     ]
 
 

@@ -20,7 +20,7 @@ from pasta_decoding.cli.options import AsJson, command
 from pasta_decoding.data.annotate.base import Annotate, by_rule, run_job
 from pasta_decoding.data.annotate.llm import by_endpoint, introduction
 from pasta_decoding.data.build import measure_rows
-from pasta_decoding.data.endpoint import KEY_VARIABLES, Endpoint
+from pasta_decoding.data.endpoint import Endpoint, endpoint_key
 from pasta_decoding.data.rows import Row, read_rows
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import sha256
@@ -99,8 +99,7 @@ def endpoint_annotator(
     """Return the annotator `llm`, and those of its settings that its outcome depends on."""
     if base_url is None or model is None:
         raise PastaError("an endpoint is asked by --base-url http://host/v1 and --model m")
-    key = next(filter(None, map(os.environ.get, KEY_VARIABLES)), "")
-    endpoint = Endpoint(base_url, model, key, concurrency)
+    endpoint = Endpoint(base_url, model, endpoint_key(os.environ), concurrency)
     guide = hashlib.sha256(json.dumps(introduction()).encode()).hexdigest()[:16]
     settings = {"base_url": base_url, "model": model, "introduction": guide}
     return partial(by_endpoint, endpoint, count_tokens), settings

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +17,7 @@ from pasta_decoding.api.opening import ENGINES, choose_engine, find_files
 from pasta_decoding.cli.console import bar, cache_folder, say
 from pasta_decoding.cli.options import HiddenFields, command
 from pasta_decoding.cli.run import opened_decoder
+from pasta_decoding.data.endpoint import Endpoint, endpoint_key
 from pasta_decoding.data.lines import locked
 from pasta_decoding.data.rows import read_questions
 from pasta_decoding.errors import PastaError
@@ -167,15 +170,31 @@ def report(
         typer.Argument(help="Run folders of `eval generate`, or the folder that holds them."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")] = Path("report"),
+    judge_base_url: Annotated[
+        str | None, typer.Option(help="OpenAI-compatible endpoint of a judge, as http://host/v1.")
+    ] = None,
+    judge_model: Annotated[str | None, typer.Option(help="The judge's model.")] = None,
 ) -> None:
     """Compare runs with the first sequential run; write index.html and report.json.
 
-    Win rates are read from the files that alpaca_eval left in the run folders. Figures have 95 %
-    intervals and count failed answers.
+    A judge compares each run's answers with the baseline's, in both orders. Run folders keep its
+    verdicts, and the same command resumes there. The endpoint's key is PASTA_ENDPOINT_KEY, else
+    OPENAI_API_KEY. Without a judge, win rates are read from the files that alpaca_eval left in the
+    run folders. Figures have 95 % intervals and count failed answers.
     """
+    from pasta_decoding.evaluation.judged import judge_run
     from pasta_decoding.evaluation.report import build_report, numbers, render
 
-    found = build_report(find_runs(runs))
+    folders = find_runs(runs)
+    if judge_base_url is None and judge_model is None:
+        found = build_report(folders)
+    elif judge_base_url is None or judge_model is None:
+        raise PastaError("a judge is named by --judge-base-url http://host/v1 and --judge-model m")
+    else:
+        judge = Endpoint(judge_base_url, judge_model, endpoint_key(os.environ))
+        comparisons = 2 * len(folders[0].records) * (len(folders) - 1)
+        with bar(desc="judging", total=comparisons) as shown:
+            found = build_report(folders, partial(judge_run, judge, shown.update))
     write_text(out / "index.html", render(found))
     write_json(out / "report.json", numbers(found))
     for note in found.notes:

@@ -93,6 +93,11 @@ class EndpointError(PastaError):
         self.fatal = fatal
 
 
+def endpoint_key(environment: Mapping[str, str]) -> str:
+    """Return the key that a user has set; empty without one."""
+    return next(filter(None, map(environment.get, KEY_VARIABLES)), "")
+
+
 def open_client(endpoint: Endpoint) -> AsyncOpenAI:
     """Open connections, for `async with`. Raises PastaError for a base URL that is none."""
     require("openai", extra="endpoint", doing="asking an endpoint")

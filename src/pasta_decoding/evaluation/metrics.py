@@ -168,6 +168,9 @@ class Verdicts:
     annotator: str = ""
     preferences: Mapping[str, float] = field(default_factory=dict)
     win_rates: Mapping[str, Interval] = field(default_factory=dict)
+    # Shares of the prompts that have a verdict, of a judge that read both orders; else None.
+    ties: float | None = None
+    agreement: float | None = None
 
 
 def verdicts_of(run: RunFolder, baseline: RunFolder) -> Verdicts:

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from pasta_decoding.data.lines import refuse_other_settings
 from pasta_decoding.errors import PastaError, require
 from pasta_decoding.evaluation import metrics
+from pasta_decoding.evaluation.judged import ENDED_WIN_RATE, EndedFigures, where_both_ended
 from pasta_decoding.evaluation.methods import OF_HF
 from pasta_decoding.evaluation.metrics import Figures, Interval, Verdicts
 from pasta_decoding.evaluation.records import Record, RunFolder
@@ -24,7 +25,11 @@ _NAMES = {
     metrics.WALL_CLOCK: "wall-clock speedup",
     metrics.LC_WIN_RATE: "length-controlled win rate, %",
     metrics.WIN_RATE: "win rate, %",
+    ENDED_WIN_RATE: "win rate where both ended, %",
 }
+
+VerdictsOf = Callable[[RunFolder, RunFolder], Verdicts]
+"""Judge a run against the baseline, or read what a judge left in its folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +39,11 @@ class RunSummary:
     run: RunFolder
     figures: Figures
     verdicts: Verdicts
+    ended: EndedFigures
 
     @property
     def intervals(self) -> dict[str, Interval]:
-        return {**self.figures.speedups, **self.verdicts.win_rates}
+        return {**self.figures.speedups, **self.verdicts.win_rates, **self.ended.intervals}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +55,20 @@ class EvaluationReport:
     notes: Sequence[str]
 
 
-def build_report(found: Sequence[RunFolder]) -> EvaluationReport:
+def build_report(
+    found: Sequence[RunFolder], verdicts_of: VerdictsOf = metrics.verdicts_of
+) -> EvaluationReport:
     """Compute a report. Raises PastaError for runs that cannot be compared."""
     baseline = baseline_run(found)
     runs = [baseline, *(_alike(run, baseline) for run in found if run is not baseline)]
-    lines = [
-        RunSummary(run, metrics.measure_run(run, baseline), metrics.verdicts_of(run, baseline))
-        for run in runs
-    ]
+    lines = [_summary(run, baseline, verdicts_of) for run in runs]
     return EvaluationReport(baseline, lines, list(_notes(lines)))
+
+
+def _summary(run: RunFolder, baseline: RunFolder, verdicts_of: VerdictsOf) -> RunSummary:
+    figures = metrics.measure_run(run, baseline)
+    verdicts = verdicts_of(run, baseline)
+    return RunSummary(run, figures, verdicts, where_both_ended(run, baseline, verdicts))
 
 
 def baseline_run(runs: Sequence[RunFolder]) -> RunFolder:
@@ -108,7 +119,10 @@ def _notes(lines: Sequence[RunSummary]) -> Iterator[str]:
     if len(annotators) > 1:
         yield f"win rates are of different judges: {', '.join(sorted(annotators))}"
     if not annotators:
-        yield "no win rates: run alpaca_eval on the model_outputs.json of two run folders"
+        yield (
+            "no win rates: give --judge-base-url and --judge-model, or run alpaca_eval on the "
+            "model_outputs.json of two run folders"
+        )
 
 
 def numbers(report: EvaluationReport) -> dict[str, Any]:
@@ -121,7 +135,11 @@ def numbers(report: EvaluationReport) -> dict[str, Any]:
                 "settings": dict(line.run.settings),
                 **asdict(line.figures),
                 **{name: asdict(one) for name, one in line.verdicts.win_rates.items()},
+                **{name: asdict(rate) for name, rate in line.ended.intervals.items()},
+                "both_ended": line.ended.prompts,
                 "judge": line.verdicts.annotator or None,
+                "ties": line.verdicts.ties,
+                "agreement": line.verdicts.agreement,
             }
             for line in report.lines
         },
@@ -143,6 +161,7 @@ def render(report: EvaluationReport) -> str:
         plot=Markup(plot(report)),  # ours: matplotlib escapes names
         columns=[name for name in _NAMES if any(name in one.intervals for one in report.lines)],
         names=_NAMES,
+        in_both_orders=any(line.verdicts.agreement is not None for line in report.lines),
         threads=threads,
         prompts=[
             (base, [(line, line.run.records[key]) for line in report.lines])
