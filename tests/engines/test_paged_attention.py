@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pasta_decoding.engines.attention import SlotRows, attend_plainly
+from pasta_decoding.engines.attention import attend_plainly
+from pasta_decoding.engines.slot_rows import SlotRows
 
 SLOTS = 400
 

@@ -84,7 +84,7 @@ def test_padded_passes_have_few_sizes() -> None:
 
 
 def test_a_step_of_several_padded_passes_equals_recompute(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_engine, "ROOM", 4)  # more lists take more
+    monkeypatch.setattr(torch_engine, "LISTS_NUMBERS", 4)  # more lists take more
     record = Recorder(padded(tiny_llama()))
     prompt = tuple(number % 90 for number in range(300))
     first = record.engine.open(reserved_tokens=1)

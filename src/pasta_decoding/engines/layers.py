@@ -101,7 +101,8 @@ def merged_linear(parts: Sequence[Linear]) -> Callable[[Tensor], Tensor]:
 
     The outputs of the parts follow each other.
     """
-    weights, biases = [], []
+    weights = []
+    biases = []
     for part in parts:
         weight_OI = part.weight[:]
         if part.added is not None:

@@ -32,9 +32,10 @@ MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ, compiled into llama.cpp
 BATCH_TOKENS = 512
 CONTEXT_STEP = 256  # llama.cpp rounds a context up to a multiple of this
 CacheType = Literal["F16", "F32"]
+GGML_TYPES = {"F32": 0, "F16": 1}
 
-_errors: deque[str] = deque(maxlen=3)  # what llama.cpp said last, in the whole process
-_callbacks: list[object] = []  # ctypes frees what nobody holds
+_errors: deque[str] = deque(maxlen=3)  # llama.cpp's last messages, in the whole process
+_callbacks: list[object] = []  # ctypes frees a callback that nothing refers to
 
 
 @cache
@@ -48,11 +49,11 @@ def load_library() -> ModuleType:
             hint=f"{install_command('llama')} (it compiles llama.cpp, about ten minutes)",
         ) from error
 
-    def note(level: int, text: bytes, _: object) -> None:
+    def record_error(level: int, text: bytes, _: object) -> None:
         if level == LOG_LEVEL_ERROR:
             _errors.append(text.decode(errors="replace").strip())
 
-    _callbacks.append(llama_cpp.llama_log_callback(note))
+    _callbacks.append(llama_cpp.llama_log_callback(record_error))
     llama_cpp.llama_log_set(_callbacks[-1], ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
     return llama_cpp
@@ -86,22 +87,35 @@ def _make_context(
     llama: ModuleType, model: Any, tokens: int, threads: int | None, cache_type: CacheType
 ) -> Any:
     """Make a context with one cache for all sequences. Raises PastaError without memory for it."""
-    # What a token's keys and values take, unless heads are wider than usual.
-    width = llama.llama_model_n_embd(model) // llama.llama_model_n_head(model)
-    numbers = 2 * llama.llama_model_n_layer(model) * llama.llama_model_n_head_kv(model) * width
+    # A token's keys and values, unless heads are wider than usual.
+    head_width = llama.llama_model_n_embd(model) // llama.llama_model_n_head(model)
+    kv_width = llama.llama_model_n_head_kv(model) * head_width
+    numbers = 2 * llama.llama_model_n_layer(model) * kv_width
     refuse_large_cache(tokens, numbers * (4 if cache_type == "F32" else 2))
     parameters = llama.llama_context_default_params()
     parameters.n_ctx = -(-tokens // CONTEXT_STEP) * CONTEXT_STEP
-    parameters.n_batch = parameters.n_ubatch = BATCH_TOKENS
-    parameters.n_seq_max, parameters.kv_unified = MAX_SEQUENCES, True
-    parameters.n_threads = parameters.n_threads_batch = threads or usable_cores()
-    parameters.type_k = parameters.type_v = {"F32": 0, "F16": 1}[cache_type]  # ggml's numbers
+    parameters.n_batch = BATCH_TOKENS
+    parameters.n_ubatch = BATCH_TOKENS
+    parameters.n_seq_max = MAX_SEQUENCES
+    parameters.kv_unified = True
+    parameters.n_threads = threads or usable_cores()
+    parameters.n_threads_batch = parameters.n_threads
+    parameters.type_k = GGML_TYPES[cache_type]
+    parameters.type_v = GGML_TYPES[cache_type]
     if cache_type == "F32":  # flash attention would round to F16 on the way
         parameters.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
     context = llama.llama_init_from_model(model, parameters)
     if not context:
         raise PastaError(f"no memory for a context of {tokens} tokens")
     return context
+
+
+def _number_format(llama: ModuleType, model: Any) -> str:
+    """Return the format of most matrices, from a description like "llama 1B Q4_K - Medium"."""
+    buffer = ctypes.create_string_buffer(128)
+    llama.llama_model_desc(model, buffer, len(buffer))
+    form = buffer.value.decode().split(maxsplit=2)[-1]
+    return form.removeprefix("all ").replace(" - Medium", "_M")
 
 
 def _free(llama: ModuleType, batch: Any, context: Any, model: Any) -> None:
@@ -117,7 +131,7 @@ class LlamaEngine(CachedEngine):
     threads:      processor threads; None takes all cores that the process may use.
     cache_type:   of keys and values. F32 is for comparisons with the torch engine.
 
-    `library` and `context` are llama.cpp's own, for measurements without the engine.
+    `library` and `context` are those of llama.cpp, for measurements without the engine.
     """
 
     free_positions = False
@@ -130,8 +144,9 @@ class LlamaEngine(CachedEngine):
         threads: int | None = None,
         cache_type: CacheType = "F16",
     ) -> None:
-        self.library = llama = load_library()
-        self._model = model = _load_model(llama, path)
+        llama = load_library()
+        model = _load_model(llama, path)
+        self.library = llama
         try:
             self.context = _make_context(llama, model, cache_tokens, threads, cache_type)
         except PastaError:
@@ -141,15 +156,15 @@ class LlamaEngine(CachedEngine):
         self._memory = llama.llama_get_memory(self.context)
         self._batch = llama.llama_batch_init(self._batch_tokens, 0, MAX_SEQUENCES)
         weakref.finalize(self, _free, llama, self._batch, self.context, model)
-        # Most matrices' format, from a description like "llama 1B Q4_K - Medium".
-        buffer = ctypes.create_string_buffer(128)
-        llama.llama_model_desc(model, buffer, 128)
-        form = buffer.value.decode().split(maxsplit=2)[-1].removeprefix("all ")
-        self.name = f"llama {form.replace(' - Medium', '_M')}"
-        slots = int(llama.llama_n_ctx(self.context))
-        vocabulary_size = int(llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model)))
-        positions = min(int(llama.llama_model_n_ctx_train(model)), slots)
-        limits = Limits(vocabulary_size, positions, slots, MAX_SEQUENCES)
+        self.name = f"llama {_number_format(llama, model)}"
+        vocabulary = llama.llama_model_get_vocab(model)
+        max_slots = int(llama.llama_n_ctx(self.context))
+        limits = Limits(
+            vocabulary_size=int(llama.llama_vocab_n_tokens(vocabulary)),
+            max_positions=min(int(llama.llama_model_n_ctx_train(model)), max_slots),
+            max_slots=max_slots,
+            max_branches=MAX_SEQUENCES,
+        )
         super().__init__(limits, in_one_piece=False)
         self._sequences: dict[Branch, int] = {}
         self._free_sequences = list(range(MAX_SEQUENCES))
@@ -186,40 +201,44 @@ class LlamaEngine(CachedEngine):
         self.library.llama_memory_seq_rm(self._memory, self._sequences[branch], tokens, -1)
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
-        """More tokens than a batch takes are decoded in several."""
-        wanted = len(self.plan(feeds).logits_tokens)
-        logits_FV: FloatArray = np.empty((wanted, self.vocabulary_size), dtype=np.float32)
-        rows, batch = iter(logits_FV), self._batch
+        """Decode in several batches if there are more tokens than one takes."""
+        rows = len(self.plan(feeds).logits_tokens)
+        logits_FV: FloatArray = np.empty((rows, self.vocabulary_size), dtype=np.float32)
+        empty_rows = iter(logits_FV)
+        batch = self._batch
         batch.n_tokens = 0
         for feed in feeds:
             sequences = [self._sequences[branch] for branch in feed.branches]
             for token, position in zip(feed.ids, feed.positions, strict=True):
                 if batch.n_tokens == self._batch_tokens:
-                    self._decode(rows)
-                i = batch.n_tokens
-                batch.token[i], batch.pos[i], batch.logits[i] = token, position, 0
-                batch.n_seq_id[i] = len(sequences)
-                for n, sequence in enumerate(sequences):
-                    batch.seq_id[i][n] = sequence
-                batch.n_tokens = i + 1
+                    self._decode(empty_rows)
+                index = batch.n_tokens
+                batch.token[index] = token
+                batch.pos[index] = position
+                batch.logits[index] = 0
+                batch.n_seq_id[index] = len(sequences)
+                for number, sequence in enumerate(sequences):
+                    batch.seq_id[index][number] = sequence
+                batch.n_tokens = index + 1
             batch.logits[batch.n_tokens - 1] = feed.wants_logits
         if batch.n_tokens:
-            self._decode(rows)
+            self._decode(empty_rows)
         return logits_FV
 
-    def _decode(self, rows: Iterator[FloatArray]) -> None:
-        """Decode what the batch holds, empty it, and fill a row for each logits_V wanted of it."""
+    def _decode(self, empty_rows: Iterator[FloatArray]) -> None:
+        """Decode the batch, fill the next rows with the logits that it asks for, and empty it."""
         batch = self._batch
         _errors.clear()
         if status := self.library.llama_decode(self.context, batch):
             raise RuntimeError(f"llama_decode returned {status}: {'; '.join(_errors)}")
-        for i in range(batch.n_tokens):
-            if batch.logits[i]:
-                pointer = self.library.llama_get_logits_ith(self.context, i)
-                next(rows)[:] = np.ctypeslib.as_array(pointer, (self.vocabulary_size,))
+        for index in range(batch.n_tokens):
+            if batch.logits[index]:
+                pointer = self.library.llama_get_logits_ith(self.context, index)
+                next(empty_rows)[:] = np.ctypeslib.as_array(pointer, (self.vocabulary_size,))
         batch.n_tokens = 0
 
     def _mark(self, source: Branch, target: Branch, end: int = -1) -> None:
         """Let a branch see the cells of another, at positions below `end` unless that is -1."""
-        given, taken = self._sequences[source], self._sequences[target]
-        self.library.llama_memory_seq_cp(self._memory, given, taken, 0, end)
+        self.library.llama_memory_seq_cp(
+            self._memory, self._sequences[source], self._sequences[target], 0, end
+        )

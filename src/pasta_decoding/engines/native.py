@@ -306,7 +306,7 @@ def _check_status(status: int, _function: Any, _arguments: Any) -> None:
         raise MemoryError("the operators of the fast engine got no memory")
 
 
-def _check_pointer(pointer: int | None, _function: Any, _arguments: Any) -> int:
+def _check_pointer(pointer: Any, _function: Any, _arguments: Any) -> Any:
     if pointer is None:
         raise MemoryError("the operators of the fast engine got no memory")
     return pointer

@@ -1,4 +1,4 @@
-"""What an engine can run here: models it computes exactly, memory for its cache, cores it uses."""
+"""What engines can run on this machine: models, memory for a cache, cores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from pasta_decoding.errors import PastaError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 
 # These change the rotation with the length seen so far: a cached key would depend on when it was
 # computed, and decoding could not equal training.
@@ -31,9 +32,9 @@ def attention_windows(config: Any) -> dict[str, int | None]:
     A query at position p sees keys at positions above p - window; None: all that it may see. Takes
     a text model's config. Kinds other than full and sliding attention are returned with None.
     """
-    # A left-over setting of another model means nothing to one that does not know it.
-    known = hasattr(type(config), "sliding_window")
-    window: int | None = config.sliding_window if known else None
+    # A file may set a window that the model's class does not have: it is ignored.
+    has_window = hasattr(type(config), "sliding_window")
+    window: int | None = config.sliding_window if has_window else None
     kinds = getattr(config, "layer_types", None) or [FULL if window is None else SLIDING]
     return {kind: window if kind == SLIDING else None for kind in sorted(set(kinds))}
 
@@ -59,38 +60,45 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
             model, "_supports_attention_backend", False
         ),
     }
-    for reason, found in obstacles.items():
-        if found:
+    for reason, is_obstacle in obstacles.items():
+        if is_obstacle:
             raise PastaError(
                 f"the torch engine cannot run this {model.config.model_type} model: {reason}"
             )
 
 
 def rope_types(ropes: dict[str, Any]) -> set[str]:
-    """Return the types of rotary positions: one for all layers, or one for each kind of layer."""
-    nested = [rope for rope in ropes.values() if isinstance(rope, dict)]
-    return {str(rope.get("rope_type")) for rope in nested or [ropes]}
+    """Return the types of rotary positions.
+
+    `ropes` is `rope_parameters` of a config: parameters for all layers, or by kind of layer.
+    """
+    by_kind = [parameters for parameters in ropes.values() if isinstance(parameters, dict)]
+    return {str(parameters.get("rope_type")) for parameters in by_kind or [ropes]}
 
 
 def free_bytes(group: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how much memory may be taken: of the machine's, and of a container's (cgroup v2)."""
-    free = psutil.virtual_memory().available
+    """Return the memory that may be taken: the machine's, or less in a container (cgroup v2)."""
+    machine_bytes = psutil.virtual_memory().available
     try:
-        most, used = (int((group / f"memory.{one}").read_text()) for one in ("max", "current"))
-        # What is held of files is given back when memory is needed.
-        files = re.findall(r"^(?:in)?active_file (\d+)", (group / "memory.stat").read_text(), re.M)
+        limit_bytes = int((group / "memory.max").read_text())
+        used_bytes = int((group / "memory.current").read_text())
+        statistics = (group / "memory.stat").read_text()
     except (OSError, ValueError):  # no container, or one without a limit
-        return free
-    return min(free, most - used + sum(map(int, files)))
+        return machine_bytes
+    # Cached pages of files count as used, and are given back when memory is needed.
+    cached_bytes = re.findall(r"^(?:in)?active_file (\d+)", statistics, re.M)
+    return min(machine_bytes, limit_bytes - used_bytes + sum(map(int, cached_bytes)))
 
 
 def refuse_large_cache(cache_tokens: int, token_bytes: int) -> None:
-    """Raise PastaError for a cache larger than the free memory: it would end the process."""
-    free, needed = free_bytes(), cache_tokens * token_bytes
-    if needed > free:
+    """Raise PastaError for a cache larger than the free memory, which would end the process."""
+    cache_bytes = cache_tokens * token_bytes
+    available_bytes = free_bytes()
+    if cache_bytes > available_bytes:
         raise PastaError(
-            f"a cache of {cache_tokens} tokens takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} "
-            f"GB of memory are free: at most {free // token_bytes} tokens fit"
+            f"a cache of {cache_tokens} tokens takes {cache_bytes / 1e9:.1f} GB, and "
+            f"{available_bytes / 1e9:.1f} GB of memory are free: at most "
+            f"{available_bytes // token_bytes} tokens fit"
         )
 
 
@@ -108,18 +116,26 @@ def release_openmp_threads() -> None:
     have more threads than there are cores, they no longer spin while they wait (GOMP_SPINCOUNT in
     its manual), and a step of a small model takes three times as long.
     """
-    for pause in _pauses(len(sys.modules.keys() & {"torch", "llama_cpp"})):
-        pause(1)  # omp_pause_soft
+    loaded_modules = len(sys.modules.keys() & {"torch", "llama_cpp"})
+    for pause_team in _pause_functions(loaded_modules):
+        pause_team(1)  # omp_pause_soft
 
 
 @cache
-def _pauses(_libraries_loaded: int) -> tuple[Callable[[int], int], ...]:
-    """Return `omp_pause_resource_all` (OpenMP 5.0) of each libgomp in this process."""
+def _pause_functions(_loaded_modules: int) -> tuple[Callable[[int], int], ...]:
+    """Return `omp_pause_resource_all` (OpenMP 5.0) of each libgomp in this process.
+
+    The answer changes when a module that brings a libgomp is loaded: their number is the cache's
+    key.
+    """
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8")
     except OSError:  # not Linux: other libraries, which have no such limit
         return ()
     paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "libgomp" in line}
-    loaded = [ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY) for path in sorted(paths)]
-    name = "omp_pause_resource_all"
-    return tuple(getattr(one, name) for one in loaded if hasattr(one, name))
+    runtimes = [ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY) for path in sorted(paths)]
+    return tuple(
+        runtime.omp_pause_resource_all
+        for runtime in runtimes
+        if hasattr(runtime, "omp_pause_resource_all")
+    )
