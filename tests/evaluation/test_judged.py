@@ -64,6 +64,8 @@ def test_a_judge_gives_preferences_with_and_without_cut_answers(
     assert (pasta["ties"], pasta["agreement"]) == (2 / 8, 6 / 8)
     assert pasta["both_ended"] == 5
     assert pasta["win_rate_both_ended"]["value"] == pytest.approx(100 * (3 + 2 * 0.5) / 5)
+    assert pasta["speedups"]["speedup_in_steps"]["value"] < 2, "a failed answer took 400 steps"
+    assert pasta["speedup_in_steps_both_ended"]["value"] == pytest.approx(2)
     # The same answers as the baseline's.
     assert (sot["win_rate"]["value"], sot["ties"], sot["agreement"]) == (50, 1, 1)
     assert sot["both_ended"] == 7

@@ -7,11 +7,19 @@ from dataclasses import dataclass
 from pasta_decoding.data.endpoint import Endpoint
 from pasta_decoding.data.judge import AnswerPair, Preference, judge_pairs
 from pasta_decoding.data.lines import locked
-from pasta_decoding.evaluation.metrics import WIN_RATE, Interval, Verdicts, mean
+from pasta_decoding.evaluation.metrics import (
+    SPEEDUP_IN_STEPS,
+    WIN_RATE,
+    Interval,
+    Verdicts,
+    mean,
+    speedups,
+)
 from pasta_decoding.evaluation.records import Record, RunFolder
 
 REPLIES = "verdicts.jsonl"
 """The file of a run folder that keeps the judge's replies."""
+ENDED_SPEEDUP_IN_STEPS = "speedup_in_steps_both_ended"
 ENDED_WIN_RATE = "win_rate_both_ended"
 _TIE = (0.25, 0.75)  # nearer to a half than to 0 or 1
 
@@ -21,7 +29,7 @@ class EndedFigures:
     """Figures of the prompts where the run and the baseline both ended their answers.
 
     prompts:   how many; an answer that failed or was cut by the token limit did not end.
-    intervals: by name; none without verdicts.
+    intervals: by `ENDED_SPEEDUP_IN_STEPS` and, of judged runs, `ENDED_WIN_RATE`.
     """
 
     prompts: int
@@ -74,13 +82,17 @@ def _share(flags: Sequence[bool]) -> float | None:
 
 
 def where_both_ended(run: RunFolder, baseline: RunFolder, verdicts: Verdicts) -> EndedFigures:
-    ended = [key for key, record in run.records.items() if _both_end(record, baseline.records[key])]
-    if not verdicts.preferences:
-        return EndedFigures(len(ended), {})
-    # NaN for the others: all figures share their resamples of the prompts.
-    percentages = dict.fromkeys(run.records, math.nan)
-    percentages |= {key: 100 * verdicts.preferences[key] for key in ended}
-    return EndedFigures(len(ended), {ENDED_WIN_RATE: mean(list(percentages.values()))})
+    """Return speedup in steps, and the win rate if the run has verdicts, of those prompts."""
+    pairs = {
+        key: (record, baseline.records[key])
+        for key, record in run.records.items()
+        if _both_end(record, baseline.records[key])
+    }
+    in_steps = speedups(run, baseline, list(pairs.values()))[SPEEDUP_IN_STEPS]
+    intervals = {ENDED_SPEEDUP_IN_STEPS: in_steps}
+    if verdicts.preferences:
+        intervals[ENDED_WIN_RATE] = mean([100 * verdicts.preferences[key] for key in pairs])
+    return EndedFigures(len(pairs), intervals)
 
 
 def _both_end(record: Record, base: Record) -> bool:

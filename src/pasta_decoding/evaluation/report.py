@@ -10,7 +10,12 @@ from typing import Any
 from pasta_decoding.data.lines import refuse_other_settings
 from pasta_decoding.errors import PastaError, require
 from pasta_decoding.evaluation import metrics
-from pasta_decoding.evaluation.judged import ENDED_WIN_RATE, EndedFigures, where_both_ended
+from pasta_decoding.evaluation.judged import (
+    ENDED_SPEEDUP_IN_STEPS,
+    ENDED_WIN_RATE,
+    EndedFigures,
+    where_both_ended,
+)
 from pasta_decoding.evaluation.methods import OF_HF
 from pasta_decoding.evaluation.metrics import Figures, Interval, Verdicts
 from pasta_decoding.evaluation.records import Record, RunFolder
@@ -22,6 +27,7 @@ _ALIKE = ("model", "engine", "file_type", "max_tokens", "max_seconds", "sampling
 _NAMES = {
     metrics.TOKENS_PER_STEP: "tokens per step",
     metrics.SPEEDUP_IN_STEPS: "speedup in steps",
+    ENDED_SPEEDUP_IN_STEPS: "speedup in steps where both ended",
     metrics.WALL_CLOCK: "wall-clock speedup",
     metrics.LC_WIN_RATE: "length-controlled win rate, %",
     metrics.WIN_RATE: "win rate, %",
