@@ -14,7 +14,7 @@ from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.scheduling.generation import Generation
 from pasta_decoding.scheduling.policy import (
     BACKGROUND_STEPS,
-    ENOUGH,
+    MIN_SAMPLES,
     STALE_STEPS,
     RunnableThreads,
     SchedulingPolicy,
@@ -107,10 +107,10 @@ def test_a_figure_that_is_old_is_taken_again() -> None:
     for width in (1, 2):
         for _ in range(3):
             costs.add(width, 1.0)
-    assert costs.unsure([1, 2]) is None
+    assert costs.width_to_measure([1, 2]) is None
     for _ in range(STALE_STEPS - 2):
         costs.add(2, 1.0)
-    assert costs.unsure([1, 2]) == 1
+    assert costs.width_to_measure([1, 2]) == 1
 
 
 def test_who_is_in_a_hurry_has_all_threads_and_who_is_not_waits_a_little() -> None:
@@ -196,7 +196,7 @@ def steps_of_a_victim(request: Request, adversaries: int, **about: Priority) -> 
 @pytest.mark.parametrize("adversaries", [1, 4])
 def test_whoever_promises_thousands_of_chunks_delays_nobody_else(adversaries: int) -> None:
     """But for the steps in which it is learned what so many threads take without prompts."""
-    most = steps_of_a_victim(victim(20), 0) + ENOUGH
+    most = steps_of_a_victim(victim(20), 0) + MIN_SAMPLES
     assert steps_of_a_victim(victim(20), adversaries) <= most
     assert steps_of_a_victim(victim(20), adversaries, priority=Priority.high) <= most
 

@@ -16,7 +16,13 @@ from pasta_decoding.answer.request import Request, Rules
 from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.scheduling.generation import Generation
-from pasta_decoding.scheduling.policy import ENOUGH, GRID, LEAST_TOKENS, SchedulingPolicy, share_out
+from pasta_decoding.scheduling.policy import (
+    MIN_PROMPT_TOKENS,
+    MIN_SAMPLES,
+    WIDTH_GRID,
+    SchedulingPolicy,
+    share_out,
+)
 from pasta_decoding.scheduling.scheduler import Scheduler
 from tests.answer.play import SIZE, VOCABULARY
 from tests.examples import few
@@ -141,11 +147,11 @@ def test_one_pass_that_took_for_ever_does_not_stop_prompts_for_ever() -> None:
 
 def test_prompts_are_fed_although_each_step_has_a_width_of_which_nothing_is_known() -> None:
     policy, fed = SchedulingPolicy(), 0
-    for width in GRID:
+    for width in WIDTH_GRID:
         tokens = policy.prompt_tokens(width, 4096)
         fed += tokens
         policy.learn(width, 0.02, tokens)
-    assert fed == LEAST_TOKENS
+    assert fed == MIN_PROMPT_TOKENS
 
 
 def test_steps_without_prompts_pay_for_a_slow_pass() -> None:
@@ -153,7 +159,7 @@ def test_steps_without_prompts_pay_for_a_slow_pass() -> None:
     scheduler.add(writing(100))
     for step in range(20):
         scheduler.step()
-        if step == ENOUGH:
+        if step == MIN_SAMPLES:
             scheduler.policy.learn(1, 60.0, 4)
     assert scheduler.policy._budget_s > 0
 

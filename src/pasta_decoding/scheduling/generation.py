@@ -213,7 +213,7 @@ class Generation:
         self.accept(thread, row, sample_token(logits_V, row), lambda: logits_V)
 
     def row_params(self, thread: int) -> RowParams:
-        """Return how the next token of `thread` is sample_token."""
+        """Return how the next token of `thread` is sampled."""
         sampler = self.request.sampler
         interpreter = self.interpreter
         index = self.recorder.chosen.get(thread, 0)
