@@ -1,7 +1,7 @@
-"""Many questions over one scheduler: what they ask for is decoded together.
+"""Decoding tasks: procedures that need answers, run together over one scheduler.
 
-A question under way is a generator. It gets answers by `yield from ask(...)`, pauses there before
-each step, and returns its result. The same lines run alone and beside others.
+A task is a generator. It gets answers by `yield from ask(...)`, yields before each step of the
+scheduler, and returns its result. The same code runs one task alone or many together.
 """
 
 import time
@@ -18,33 +18,34 @@ TaskResult = TypeVar("TaskResult")
 DecodingTask = Generator[None, None, TaskResult]
 
 FAILURES = (PastaError, RuntimeError)
-"""What an engine raises if it cannot: torch and llama.cpp report a failed pass as the second."""
+"""What a failed forward pass raises: RuntimeError is that of torch and llama.cpp."""
 
 
 def run_all(
-    scheduler: Any, askings: Iterable[DecodingTask[TaskResult]], max_concurrency: int = 1
+    scheduler: Any, tasks: Iterable[DecodingTask[TaskResult]], max_concurrency: int = 1
 ) -> Iterator[TaskResult]:
-    """Run all, several of them together; yield each result as it comes.
+    """Run all tasks, at most `max_concurrency` at a time; yield each result as it comes.
 
-    What one raises ends all of them, and so does leaving early.
+    An exception of one task ends all of them, and so does closing this iterator.
     """
-    waiting, running = iter(askings), list[DecodingTask[TaskResult]]()
+    waiting = iter(tasks)
+    running: list[DecodingTask[TaskResult]] = []
     try:
         while True:
             running += islice(waiting, max_concurrency - len(running))
             if not running:
                 return
-            for one in list(running):
+            for task in list(running):
                 try:
-                    next(one)
-                except StopIteration as over:
-                    running.remove(one)
-                    yield over.value
-            with suppress(*FAILURES):  # the questions that it ended find out above
+                    next(task)
+                except StopIteration as finished:
+                    running.remove(task)
+                    yield finished.value
+            with suppress(*FAILURES):  # `next` raises it in the tasks whose requests it ended
                 scheduler.step()
     finally:
-        for one in running:
-            one.close()
+        for task in running:
+            task.close()
 
 
 def ask(
@@ -54,22 +55,30 @@ def ask(
     max_seconds: float = 600.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> DecodingTask[list[Answer]]:
-    """Return the answers to requests, in order; leaving early cancels them.
+    """Return the answers to `requests`, in order. Closing the task cancels them.
 
-    Raises what a request fails with, and PastaError if nothing is computed for `max_seconds`.
+    Raises the error of a request that fails, and PastaError if no token of these requests is
+    computed for `max_seconds`.
     """
-    asked: list[Any] = []
+    generations: list[Any] = []
     try:
-        asked += map(scheduler.add, requests)
-        before, last_s = [0], clock()
-        while missing := [one for one in asked if one.result() is None]:
-            computed = [one.computed for one in missing]
-            if computed != before or not any(computed):
-                before, last_s = computed, clock()
-            elif clock() - last_s > max_seconds:
+        for request in requests:
+            # One by one, so that `finally` cancels those before a request that is refused.
+            generations.append(scheduler.add(request))  # noqa: PERF401
+        last_counts = [0]
+        last_progress_s = clock()
+        while unfinished := [
+            generation for generation in generations if generation.result() is None
+        ]:
+            counts = [generation.computed for generation in unfinished]
+            is_queued = not any(counts)
+            if is_queued or counts != last_counts:
+                last_counts = counts
+                last_progress_s = clock()
+            elif clock() - last_progress_s > max_seconds:
                 raise PastaError(f"nothing was computed for {max_seconds:g} s")
             yield
-        return [one.result() for one in asked]
+        return [generation.result() for generation in generations]
     finally:
-        for one in asked:
-            scheduler.cancel(one)
+        for generation in generations:
+            scheduler.cancel(generation)

@@ -1,4 +1,4 @@
-"""A checkpoint's language on an engine or on servers: from a question to a request for it."""
+"""Decoders: a checkpoint on an engine or on servers, ready to turn questions into requests."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ from pasta_decoding.scheduling.scheduler import Scheduler
 class Decoder:
     """Everything that an answer needs except the engine.
 
-    topic:    whether its promises carry one.
-    eagerness: added to the promise's logit, of requests that name none.
+    topic:    whether the checkpoint's promises carry a topic.
+    eagerness: added to the promise's logit, if the request's rules do not set it.
     parallel: whether the checkpoint knows the language; else all decoding is sequential.
-    warnings: what a user should know of this checkpoint on this engine.
-    max_model_len: tokens that one request may have; None: what the model and the cache hold.
+    warnings: to be shown to the user, about this checkpoint on this engine.
+    max_model_len: limit on the tokens of one request; None: `capacity` is the limit.
     """
 
     encoder: PromptEncoder
@@ -43,14 +43,14 @@ class Decoder:
     @property
     @abstractmethod
     def capacity(self) -> int:
-        """How many tokens of one request the model and its cache can hold."""
+        """Tokens of one request that the model and its cache can hold."""
 
     @property
     def context_tokens(self) -> int:
         return self.capacity if self.max_model_len is None else self.max_model_len
 
     def limited_to(self, max_model_len: int | None) -> Self:
-        """Return the same for requests of at most this many tokens."""
+        """Return this decoder with another `max_model_len`; PastaError if it exceeds `capacity`."""
         if max_model_len is not None and max_model_len > self.capacity:
             message = f"max_model_len is {max_model_len}, and model and cache hold {self.capacity}"
             raise PastaError(message, field="max_model_len")
@@ -59,20 +59,21 @@ class Decoder:
     @property
     @abstractmethod
     def name(self) -> str:
-        """What computes the answers."""
+        """The name of the engine, as results quote it."""
 
     @abstractmethod
     def scheduler(self, **options: Any) -> Any:
-        """Return what answers requests together: it has what `EngineLoop` uses of `Scheduler`."""
+        """Return a new scheduler: a `Scheduler`, or one with the methods that `EngineLoop` uses."""
 
     def prompt_ids(
         self, prompt: str | Sequence[Message], answer_tokens: int, *, plain: bool = False
     ) -> tuple[int, ...]:
-        """Encode a question or a conversation. `plain`: a text to go on from, without a template.
+        """Encode a question or a conversation, or a text to be continued if `plain` is true.
 
-        Raises PastaError if it leaves no room for an answer of `answer_tokens`.
+        Raises PastaError if the prompt leaves no room for an answer of `answer_tokens`.
         """
-        if (room := self.context_tokens - answer_tokens) < 1:
+        room = self.context_tokens - answer_tokens
+        if room < 1:
             message = f"an answer of up to {answer_tokens} tokens leaves no room for a prompt"
             message += f": the model holds {self.context_tokens} of both"
             raise PastaError(message, code=TOO_LONG, field="max_tokens")
@@ -89,55 +90,60 @@ class Decoder:
         choice: int = 0,
         priority: Priority = Priority.normal,
     ) -> Request:
-        """Return the request that answers a question, or token ids, as the checkpoint can.
+        """Return a request for an answer, with the rules that the checkpoint can follow.
 
-        choice: tells answers apart that have one seed.
+        prompt: a question, or the ids of an encoded prompt.
+        choice: answers with one seed and different choices differ.
         """
         if isinstance(prompt, str):
-            prompt = self.prompt_ids(prompt, rules.max_tokens)
-        ids = tuple(prompt)
+            ids = self.prompt_ids(prompt, rules.max_tokens)
+        else:
+            ids = tuple(prompt)
         if self.max_model_len is not None and len(ids) + rules.max_tokens > self.max_model_len:
             message = f"{len(ids)} tokens of prompt and {rules.max_tokens} of answer are more"
             message += f" than the context length of {self.max_model_len}"
             raise PastaError(message, code=TOO_LONG, field="max_tokens")
-        own = replace(
-            rules,
-            topic=self.topic,
-            parallel=rules.parallel and self.parallel,
-            eagerness=self.eagerness if rules.eagerness is None else rules.eagerness,
-        )
-        return Request(ids, self.sampler(sampling, choice), own, priority)
+        eagerness = self.eagerness if rules.eagerness is None else rules.eagerness
+        parallel = rules.parallel and self.parallel
+        rules = replace(rules, topic=self.topic, parallel=parallel, eagerness=eagerness)
+        return Request(ids, self.sampler(sampling, choice), rules, priority)
 
     def sampler(self, sampling: SamplingParams, choice: int = 0) -> Sampler:
-        """Return what chooses an answer's tokens. Raises PastaError for a bias of unknown ids."""
-        known = len(self.vocabulary.texts)
-        if unknown := [token for token in sampling.logit_bias if not 0 <= token < known]:
-            message = f"logit_bias names the id {unknown[0]}, and the model has those below {known}"
-            raise PastaError(message, field="logit_bias")
+        """Return the sampler of an answer. Raises PastaError if `logit_bias` has unknown ids."""
+        size = len(self.vocabulary.texts)
+        for token in sampling.logit_bias:
+            if not 0 <= token < size:
+                message = f"logit_bias names the id {token}, and the model has those below {size}"
+                raise PastaError(message, field="logit_bias")
         return Sampler(sampling, choice)
 
     def plain_tokens(self, text: str) -> int:
+        """Count the tokens of `text`, encoded without a template."""
         return len(self.encoder.encode_text(text)) if text else 0
 
 
 def decoder_fields(
-    loaded: LoadedModel, vocabulary_size: int, wanted: Joining | None, able: Sequence[Joining]
+    loaded: LoadedModel,
+    vocabulary_size: int,
+    joining: Joining | None,
+    possible_joins: Sequence[Joining],
 ) -> dict[str, Any]:
-    """Return the fields of a `Decoder`: with the join `wanted`, else the first that both sides can.
+    """Return the fields of a `Decoder` for a loaded checkpoint.
 
-    Raises PastaError if there is none (behind a sync, main would see what it was not trained on),
-    or if no token ends the checkpoint's answers.
+    joining:        the join to decode with, even if the checkpoint was not trained for it; None:
+                    the first of `possible_joins` that it was trained for.
+    possible_joins: the joins that the engine or the servers can do, the best one first.
+
+    Raises PastaError if `joining` is None and the checkpoint was trained for other joins only, or
+    if no token ends its answers.
     """
-    checkpoint, tokenizer = loaded.checkpoint, loaded.tokenizer
-    known = [joining for joining in able if joining in checkpoint.joins]
-    if wanted is None and checkpoint.joins and not known:
-        raise PastaError(
-            f"the checkpoint was trained for the joins {', '.join(checkpoint.joins)}, not "
-            + " or ".join(repr(joining.value) for joining in able),
-            hint=f"Use another adapter, or --join {able[-1]} to decode with this one all the same.",
-        )
-    joining = wanted or (known or able)[0]
-    warnings = [] if loaded.warning is None else [loaded.warning]
+    checkpoint = loaded.checkpoint
+    tokenizer = loaded.tokenizer
+    if joining is None:
+        joining = _trained_join(checkpoint.joins, possible_joins)
+    warnings = []
+    if loaded.warning is not None:
+        warnings.append(loaded.warning)
     if checkpoint.joins and joining not in checkpoint.joins:
         warnings.append(f"the checkpoint was not trained for the join {joining}: expect worse text")
     ends = (loaded.eos_ids, loaded.end)
@@ -152,6 +158,21 @@ def decoder_fields(
     }
 
 
+def _trained_join(trained: Sequence[str], possible: Sequence[Joining]) -> Joining:
+    """Return the first possible join that is trained; any one if the checkpoint is sequential."""
+    if not trained:
+        return possible[0]
+    for joining in possible:
+        if joining in trained:
+            return joining
+    # Behind a sync main would see tokens in a form that it was not trained on.
+    raise PastaError(
+        f"the checkpoint was trained for the joins {', '.join(trained)}, not "
+        + " or ".join(repr(joining.value) for joining in possible),
+        hint=f"Use another adapter, or --join {possible[-1]} to decode with this one all the same.",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class LocalDecoder(Decoder):
     """A checkpoint on an engine in this process."""
@@ -161,24 +182,26 @@ class LocalDecoder(Decoder):
 
     @property
     def capacity(self) -> int:
-        slots, positions = self.engine.max_slots, self.engine.max_positions
-        return positions if slots is None else min(slots, positions)
+        if self.engine.max_slots is None:
+            return self.engine.max_positions
+        return min(self.engine.max_slots, self.engine.max_positions)
 
     @property
     def name(self) -> str:
         return self.engine.name
 
     def scheduler(self, *, on_sent: object = None, **options: Any) -> Scheduler:  # noqa: ARG002
-        """Return a new scheduler over the engine; `close` frees the prompts that it keeps."""
+        """Return a new scheduler over the engine. Close it, to free the prefixes that it caches."""
         options.setdefault("prefix_caching", True)
         return Scheduler(self.engine, self.vocabulary, self.scheme, joining=self.joining, **options)
 
     def answer(self, request: Request) -> Answer:
+        """Decode one request with a scheduler of its own, and wait for the answer."""
         return answer_of(self.scheduler(prefix_caching=False), request)
 
 
 def answer_of(scheduler: Scheduler, request: Request) -> Answer:
-    """Decode one request and wait for its answer; an exception on the way cancels it."""
+    """Decode one request and wait for its answer. An exception, such as Ctrl-C, cancels it."""
     [[answer]] = run_all(scheduler, [ask(scheduler, [request])])
     return answer
 
@@ -188,12 +211,13 @@ def decoder_over(
 ) -> LocalDecoder:
     """Return a decoder for a loaded checkpoint on an engine.
 
-    Raises PastaError if the engine cannot decode as the checkpoint was trained.
+    Raises PastaError if the engine has not the join or the positions that the checkpoint needs.
     """
     fields = decoder_fields(loaded, engine.vocabulary_size, joining, (Joining.kv, Joining.text))
-    # Under the `text` join a row is a plain sequence, whatever the scheme.
-    text = fields["joining"] is Joining.text
-    scheme = SHARED_MAX if text else scheme_named(loaded.checkpoint.scheme)
+    if fields["joining"] is Joining.text:
+        scheme = SHARED_MAX  # a thread's tokens are a plain sequence, in any scheme
+    else:
+        scheme = scheme_named(loaded.checkpoint.scheme)
     if not (scheme.consecutive or engine.free_positions):
         message = f"the engine {engine.name!r} cannot take the positions of the scheme"
         hint = "Use --engine torch, or another adapter."

@@ -295,9 +295,9 @@ class Generation:
                     self._feed(action, (action.thread,))
                 case Fork():
                     self._fork(action)
-                case CloseChunk(thread, _, kept):
+                case CloseChunk(thread, _, awaits_join):
                     self.pending.pop(thread, None)
-                    self._end_chunk(self.branches.pop(thread), kept=kept)
+                    self._end_chunk(self.branches.pop(thread), awaits_join=awaits_join)
                 case Synced() if self.joined_branch is not None:
                     self.engine.join(self.branches[MAIN], [self.joined_branch])
                     self.joined_branch = None
@@ -317,8 +317,8 @@ class Generation:
         self._feed(fork.close, (MAIN, fork.thread))
         self._feed(fork.opening, (fork.thread,))
 
-    def _end_chunk(self, branch: Branch, *, kept: bool) -> None:
-        if not kept:
+    def _end_chunk(self, branch: Branch, *, awaits_join: bool) -> None:
+        if not awaits_join:
             self.engine.close(branch)
         elif self.joined_branch is None:
             self.joined_branch = branch
@@ -327,7 +327,9 @@ class Generation:
 
     def _rewrite(self, ids: tuple[int, ...], position: int) -> None:
         """Let main go on behind the first chunk: it will be fed `ids` from `position` on."""
-        assert self.joined_branch is not None, "the first chunk's branch is kept for a rewrite"
+        assert self.joined_branch is not None, (
+            "the first chunk's branch is awaits_join for a rewrite"
+        )
         self.engine.close(self.branches[MAIN])
         self.branches[MAIN] = self.joined_branch
         self.joined_branch = None

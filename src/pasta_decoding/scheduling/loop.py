@@ -1,7 +1,7 @@
-"""One thread that owns a scheduler, and what it reports: requests in, news back by callbacks.
+"""The engine loop: a thread that owns a scheduler, takes requests and reports news by callbacks.
 
-Callers put calls into an inbox, and the engine's thread makes them between two steps. So nobody
-waits for a step to hand something in, and a cancelled request is gone within one step.
+Callers put function calls into an inbox; the loop's thread makes them between two steps. So a
+caller never waits for a step, and a cancelled request ends within one step.
 """
 
 import threading
@@ -29,37 +29,38 @@ class ClosedError(PastaError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An answer that will not come, and why."""
+    """The end of a request that has no answer: the error that it failed with."""
 
     error: BaseException
 
 
 News = Progress | Answer | Failure
-"""An `Answer` or a `Failure` is the last of a request."""
+"""A report on one request. An `Answer` or a `Failure` is the last one."""
 
 Listener = Callable[[News], None]
-"""Called in the worker's own thread: it must be quick and must not raise."""
+"""Called in the loop's thread: it must be quick and must not raise."""
 
 Cancel = Callable[[], object]
-"""Frees what a request holds, within one step; its listener hears no more. Any thread may call."""
+"""Ends a request within one step; its listener is not called again. Any thread may call."""
 
 
 class EngineLoop:
     """Writes answers, any number at once, until it is closed. Any thread may call.
 
-    scheduler: a `Scheduler`, or what has its methods; closed with this.
-    on_step: called with the number of threads that wrote in a step, in the engine's thread.
-    activity: as of the last step.
-    alive: whether it takes requests.
+    scheduler: a `Scheduler` or a `RemoteScheduler`; the loop closes it.
+    on_step: called after each step, in the loop's thread, with the number of threads that wrote.
+    activity: of the scheduler, after the last step.
+    alive: whether the loop takes requests.
     """
 
     def __init__(
         self, scheduler: Any, *, on_step: Callable[[int], object] = lambda _threads: None
     ) -> None:
-        self._scheduler, self._on_step = scheduler, on_step
+        self._scheduler = scheduler
+        self._on_step = on_step
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._jobs: dict[object, tuple[Any, Listener]] = {}
-        self._handing_in = threading.Lock()
+        self._inbox_lock = threading.Lock()  # nothing is put in after the loop's end
         self.alive = True
         self.activity = self._scheduler.activity
         self._thread = threading.Thread(target=self._run, name="pasta-engine", daemon=True)
@@ -69,24 +70,24 @@ class EngineLoop:
         self._scheduler.check(request)
 
     def submit(self, request: Request, listener: Listener) -> Cancel:
-        """Raises as `check` does, and ClosedError if this is not `alive`."""
+        """Queue a request. Raises as `check` does, and ClosedError if the loop is not `alive`."""
         self.check(request)
-        release_openmp_threads()  # the calling thread's, which may have computed
+        release_openmp_threads()  # those of the calling thread, which may have computed
         key = object()
-        with self._handing_in:
+        with self._inbox_lock:
             if not self.alive:
                 raise ClosedError
             self._inbox.put(partial(self._begin, key, request, listener))
         return partial(self._inbox.put, partial(self._forget, key))
 
     def close(self) -> None:
-        """Cancel everything and end the thread. Listeners that wait hear of a ClosedError."""
-        with self._handing_in:
+        """End the loop's thread and all requests: each fails with a ClosedError."""
+        with self._inbox_lock:
             self.alive = False
             self._inbox.put(lambda: None)  # wakes the thread
         self._thread.join()
 
-    # The engine's thread
+    # In the loop's thread
 
     def _run(self) -> None:
         with closing(self._scheduler):
@@ -113,7 +114,7 @@ class EngineLoop:
 
     def _step(self) -> None:
         width = 0
-        with suppress(Exception):  # `_report` tells the requests that it ended
+        with suppress(Exception):  # `_report` passes it to the requests that it ended
             width = self._scheduler.step()
         self.activity = self._scheduler.activity
         self._on_step(width)
@@ -122,17 +123,18 @@ class EngineLoop:
         generation, listener = self._jobs[key]
         if progress := generation.drain():
             listener(progress)
-        last = generation.result() if generation.error is None else Failure(generation.error)
-        if last is not None:
+        outcome = generation.result() if generation.error is None else Failure(generation.error)
+        if outcome is not None:
             del self._jobs[key]
-            listener(last)
+            listener(outcome)
 
     def _forget(self, key: object) -> None:
-        if job := self._jobs.pop(key, None):
-            self._scheduler.cancel(job[0])
+        if key in self._jobs:
+            generation, _ = self._jobs.pop(key)
+            self._scheduler.cancel(generation)
 
     def _end(self) -> None:
-        with self._handing_in:
+        with self._inbox_lock:
             self.alive = False
         while not self._inbox.empty():
             self._inbox.get()()
