@@ -17,7 +17,13 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models import pull as pulling
-from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, default_cache, kept, model_path
+from pasta_decoding.models.bases import (
+    BASES,
+    DEFAULT_MODEL,
+    cache_entries,
+    default_cache,
+    model_path,
+)
 from pasta_decoding.models.catalog import BaseAlone, BaseWithAdapter, WholeModel, find_base
 from pasta_decoding.models.checkpoint import choose_tokens
 from pasta_decoding.models.gguf_writer import write_gguf
@@ -87,7 +93,7 @@ def test_a_pulled_gguf_gives_its_logits_to_torch_and_joins_the_files_of_an_older
     assert names(cache) == [DEFAULT_MODEL], "no scratch folder, no download"
     arrives(NOTHING)
     assert pull(cache) == path
-    assert [one[:2] for one in kept(cache)] == [("model", cache / DEFAULT_MODEL)]
+    assert [entry[:2] for entry in cache_entries(cache)] == [("model", cache / DEFAULT_MODEL)]
 
 
 def test_an_adapter_of_one_copy_of_a_model_fits_the_others(tmp_path: Path) -> None:

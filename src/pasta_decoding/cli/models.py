@@ -13,7 +13,7 @@ from pasta_decoding.api.opening import gguf_type, write_export
 from pasta_decoding.cli.console import cache_folder, say
 from pasta_decoding.cli.options import Base, command
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.bases import BASES, kept
+from pasta_decoding.models.bases import BASES, cache_entries
 from pasta_decoding.models.catalog import (
     find_adapter,
     known_base_of,
@@ -39,9 +39,9 @@ def models(
 ) -> None:
     """List known base models, shipped adapters, and the files of the cache with their sizes."""
     cache = cache_folder()
-    found = sorted(kept(cache), key=lambda one: (-one[2], one[1]))
+    entries = sorted(cache_entries(cache), key=lambda entry: (-entry.size_bytes, entry.path))
     if clean:
-        found = [one for one in found if one[0] == "export"]
+        entries = [entry for entry in entries if entry.kind == "export"]
     else:
         for base in BASES.values():
             about = f"{base.name} ({base.hub}, {base.licence}; {base.memory_gb:g} GB of memory)"
@@ -50,13 +50,13 @@ def models(
             files = [path for path in find_adapter(name).rglob("*") if path.is_file()]
             size_bytes = sum(path.stat().st_size for path in files)
             typer.echo(f"{size_bytes / 1e6:9.1f} MB  adapter   {name}")
-    for kind, path, size_bytes in found:
+    for kind, path, size_bytes in entries:
         if clean and path.is_dir():
             shutil.rmtree(path)
         elif clean:
             path.unlink()
         typer.echo(f"{size_bytes / 1e6:9.1f} MB  {kind:8}  {path.relative_to(cache)}")
-    total = sum(one[2] for one in found) / 1e6
+    total = sum(entry.size_bytes for entry in entries) / 1e6
     say(f"{total:.1f} MB {'freed' if clean else f'in {cache}'}")
 
 

@@ -1,7 +1,7 @@
 """An adapter's weights: LoRA and trained token rows, read and merged without peft.
 
-The merged weights are those of peft's `merge_and_unload`, whose import takes longer than a short
-answer. Engines that keep an adapter beside the base read it here.
+The merged weights equal those of peft's `merge_and_unload`. To import peft takes longer than a
+short answer. Engines that do not merge an adapter read it here as well.
 Shapes: O and I outputs and inputs of a linear layer, R rank, T trained tokens.
 """
 
@@ -19,114 +19,142 @@ from pasta_decoding.errors import PastaError, errors_as
 if TYPE_CHECKING:
     from torch import Tensor
 
-EMBEDDINGS, HEAD = "model.embed_tokens", "lm_head"
-_DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
-_ROWS = ".token_adapter.trainable_tokens_delta"
-# Settings that change the meaning of weights whose names are the same.
-_FOREIGN = ("use_dora", "fan_in_fan_out", "layer_replication", "rank_pattern", "alpha_pattern",
-            "alora_invocation_tokens", "target_parameters")  # fmt: skip
+EMBEDDINGS = "model.embed_tokens"
+HEAD = "lm_head"
+_DOWN = ".lora_A.weight"
+_UP = ".lora_B.weight"
+_TOKEN_ROWS = ".token_adapter.trainable_tokens_delta"
+_FOREIGN_SETTINGS = (
+    "use_dora",
+    "fan_in_fan_out",
+    "layer_replication",
+    "rank_pattern",
+    "alpha_pattern",
+    "alora_invocation_tokens",
+    "target_parameters",
+)
+"""Settings of peft that change what weights of the same names mean."""
 
 LayerUpdates = dict[str, tuple["Tensor", "Tensor"]]
-"""What is added to the weights of layers, by their names: down_RI and up_OR, for up @ down."""
+"""By layer: down_RI and up_OR, whose product up @ down is added to the layer's weight."""
 TokenRows = dict[str, tuple[list[int], "Tensor"]]
-"""Tokens, and the rows [T, I] that replace theirs in a table, by the table's name."""
+"""By table (embeddings or head): trained tokens, and the rows [T, I] that replace theirs."""
 
 
 def merge_adapter(model: Any, folder: Path) -> Any:
-    """Add the adapter in `folder` to the weights of `model`, in place; return it.
+    """Add the adapter in `folder` to the weights of `model`, in place; return the model.
 
     LoRA's product (arXiv 2106.09685, equation 3) is computed in float32. Raises PastaError for an
-    adapter that is broken, or does what Pasta's never do.
+    adapter that is broken, or of a kind that Pasta never trains.
     """
     import torch
 
     with _adapter_errors(folder), torch.no_grad():
-        low_rank, rows = _read_adapter(folder)
-        head, tied = model.get_output_embeddings(), model.get_input_embeddings().weight
-        if HEAD in rows and rows[HEAD] is not rows[EMBEDDINGS] and head.weight is tied:
-            # It was trained on a copy whose head has weights of its own.
-            head.weight = torch.nn.Parameter(tied.clone())
+        low_rank, token_rows = _read_adapter(folder)
+        head = model.get_output_embeddings()
+        embeddings = model.get_input_embeddings().weight
+        has_head_rows = HEAD in token_rows and token_rows[HEAD] is not token_rows[EMBEDDINGS]
+        if has_head_rows and head.weight is embeddings:
+            # The adapter was trained on a copy whose head has weights of its own.
+            head.weight = torch.nn.Parameter(embeddings.clone())
             model.config.tie_word_embeddings = False
         for layer, (down_RI, up_OR) in low_rank.items():
             weight = model.get_submodule(layer).weight.data
             _check_shape(layer, (down_RI, up_OR), weight)
             weight += up_OR @ down_RI.float()
-        for layer, (tokens, row_TI) in rows.items():
+        for layer, (tokens, row_TI) in token_rows.items():
             table = model.get_submodule(layer).weight
             table.data.index_copy_(0, torch.tensor(tokens), row_TI.to(table))
     return model
 
 
 def read_layer_updates(weights: Mapping[str, Any], folder: Path) -> LayerUpdates:
-    """Return what the adapter adds to the layers of a model with these weights, by their names.
+    """Return what the adapter adds to the layers of a model with these weights.
 
-    weights: tensors, or weights of a GGUF file; without `lm_head` the head is tied.
+    weights: tensors, or weights of a GGUF file, by name. Without `lm_head` the head is tied.
 
-    Trained token rows have this form as well: one rank for each token. Raises PastaError as
+    Trained token rows become updates as well, with a rank for each token. Raises PastaError as
     `merge_adapter` does.
     """
     import torch
     from torch.nn import functional
 
     with _adapter_errors(folder), torch.no_grad():
-        added, rows = _read_adapter(folder)
-        tied = weights[f"{EMBEDDINGS}.weight"]
-        for layer, (tokens, row_TI) in rows.items():
-            table = weights.get(f"{layer}.weight", tied)
-            up_OT = functional.one_hot(torch.tensor(tokens), table.shape[0]).T.float()
-            if row_TI.shape != (replaced_TI := table[tokens].float()).shape:
+        updates, token_rows = _read_adapter(folder)
+        embeddings = weights[f"{EMBEDDINGS}.weight"]
+        for layer, (tokens, row_TI) in token_rows.items():
+            table = weights.get(f"{layer}.weight", embeddings)
+            replaced_TI = table[tokens].float()
+            if row_TI.shape != replaced_TI.shape:
                 raise ValueError(f"{layer} has another shape")
-            added[layer] = (row_TI.float() - replaced_TI, up_OT)
-        for layer, pair in added.items():
-            _check_shape(layer, pair, weights.get(f"{layer}.weight", tied))
-    return added
+            up_OT = functional.one_hot(torch.tensor(tokens), table.shape[0]).T.float()
+            updates[layer] = (row_TI.float() - replaced_TI, up_OT)
+        for layer, update in updates.items():
+            _check_shape(layer, update, weights.get(f"{layer}.weight", embeddings))
+    return updates
 
 
-def _check_shape(layer: str, pair: tuple[Tensor, Tensor], weight: Any) -> None:
-    down_RI, up_OR = pair
+def _check_shape(layer: str, update: tuple[Tensor, Tensor], weight: Any) -> None:
+    down_RI, up_OR = update
     if (len(up_OR), down_RI.shape[1]) != tuple(weight.shape):
         raise ValueError(f"{layer} has another shape")
 
 
 def _read_adapter(folder: Path) -> tuple[LayerUpdates, TokenRows]:
-    """Read an adapter of the kind that Pasta trains; LoRA's scale is in `up`."""
+    """Read an adapter of the kind that Pasta trains. `up` is multiplied by LoRA's scale."""
     from safetensors.torch import load_file
 
     settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     refuse_foreign(settings, f"the adapter in {folder}")
     rank = settings["r"]
     scale = settings["lora_alpha"] / (math.sqrt(rank) if settings.get("use_rslora") else rank)
-    found = load_file(folder / "adapter_model.safetensors")
-    weights = {name.removeprefix("base_model.model."): one for name, one in found.items()}
-    low_rank, rows = {}, {}
+    tensors = load_file(folder / "adapter_model.safetensors")
+    weights = {name.removeprefix("base_model.model."): tensor for name, tensor in tensors.items()}
+    low_rank: LayerUpdates = {}
+    token_rows: TokenRows = {}
     for name in sorted(weights):
         if not (weights[name].float().sum() * scale).isfinite():
             raise ValueError(f"{name} has numbers that are not finite")
         if name.endswith(_DOWN):
             layer = name.removesuffix(_DOWN)
-            low_rank[layer] = down_RI, up_OR = weights[name], weights[layer + _UP].float() * scale
+            down_RI = weights[name]
+            up_OR = weights[layer + _UP].float() * scale
             if (len(down_RI), up_OR.shape[1]) != (rank, rank):
                 raise ValueError(f"{layer} has another rank than {rank}")
-        elif name.endswith(_ROWS):
-            layer = name.removesuffix(_ROWS)
+            low_rank[layer] = (down_RI, up_OR)
+        elif name.endswith(_TOKEN_ROWS):
+            layer = name.removesuffix(_TOKEN_ROWS)
             tokens = settings["trainable_token_indices"][layer.rpartition(".")[2]]
-            rows[layer] = (tokens, weights[name])
+            token_rows[layer] = (tokens, weights[name])
         elif not name.endswith(_UP):
             raise ValueError(f"{name} has no place")
-    if EMBEDDINGS in rows:  # trained on a copy of the base whose head is tied
-        rows.setdefault(HEAD, rows[EMBEDDINGS])
-    return low_rank, rows
+    if EMBEDDINGS in token_rows:  # trained on a base whose head is tied to them
+        token_rows.setdefault(HEAD, token_rows[EMBEDDINGS])
+    return low_rank, token_rows
 
 
 def refuse_foreign(settings: Mapping[str, Any], what: str) -> None:
-    """Raise PastaError for LoRA whose settings change what its weights mean."""
-    if foreign := [name for name in _FOREIGN if settings.get(name)]:
+    """Raise PastaError for settings of LoRA under which its weights mean something else.
+
+    what: the subject of the message.
+    """
+    foreign = [name for name in _FOREIGN_SETTINGS if settings.get(name)]
+    if foreign:
         raise PastaError(f"{what} uses {', '.join(foreign)}, which Pasta does not merge")
 
 
 def _adapter_errors(folder: Path) -> AbstractContextManager[None]:
+    """Turn the errors of reading and merging an adapter into a PastaError that names its folder."""
     from safetensors import SafetensorError
 
-    kinds = OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError
-    said = f"the adapter in {folder} cannot be loaded"
-    return errors_as(said, *kinds, ArithmeticError, SafetensorError)
+    return errors_as(
+        f"the adapter in {folder} cannot be loaded",
+        OSError,
+        ValueError,
+        RuntimeError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        SafetensorError,
+    )

