@@ -118,7 +118,7 @@ def test_a_tokenizer_comes_back_with_its_template_and_ends(name: str, tmp_path: 
     assert GGUFReader(path).fields["tokenizer.ggml.pre"].contents() == name
     back = load_gguf(GgufFile(path), WholeModel(path))
     assert (back.checkpoint, back.eos_ids) == (loaded.checkpoint, loaded.eos_ids)
-    assert (back.added, back.end) == ({}, tokenizer.eos_token_id)
+    assert (back.layer_updates, back.end) == ({}, tokenizer.eos_token_id)
     assert back.tokenizer.get_vocab() == tokenizer.get_vocab()
     assert back.tokenizer.all_special_ids == tokenizer.all_special_ids
     for text in TEXTS:
@@ -179,11 +179,15 @@ def test_a_foreign_file_is_a_base_model_for_an_adapter(
     foreign: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:
     alone = load_gguf(GgufFile(foreign), WholeModel(foreign))
-    assert (alone.checkpoint.joins, alone.added, alone.eos_ids) == ((), {}, frozenset({END_ID}))
+    assert (alone.checkpoint.joins, alone.layer_updates, alone.eos_ids) == (
+        (),
+        {},
+        frozenset({END_ID}),
+    )
     loaded = load_gguf(GgufFile(foreign), BaseWithAdapter(foreign, tiny_checkpoint.adapter))
     merged = load_model(tiny_checkpoint.source)
     assert (loaded.checkpoint, loaded.warning) == (merged.checkpoint, None)
-    assert "model.embed_tokens" in loaded.added
+    assert "model.embed_tokens" in loaded.layer_updates
 
 
 def test_an_adapter_of_another_base_or_beside_another_is_refused(

@@ -215,7 +215,7 @@ def _open_fast(files: ModelFiles) -> LocalDecoder:
     if files.is_gguf:
         file = GgufFile(files.source.weights)
         loaded = load_gguf(file, files.source)
-        weights = ModelWeights(loaded.model, loaded.added, file)
+        weights = ModelWeights(loaded.model, loaded.layer_updates, file)
     else:
         loaded = load_model(files.source, dtype=dtype)
         weights = ModelWeights(loaded.model)

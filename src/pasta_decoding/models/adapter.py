@@ -69,7 +69,7 @@ def merge_adapter(model: Any, folder: Path) -> Any:
 
 
 def read_layer_updates(weights: Mapping[str, Any], folder: Path) -> LayerUpdates:
-    """Return what the adapter adds to the layers of a model with these weights.
+    """Return the adapter's updates for the layers of a model with these weights.
 
     weights: tensors, or weights of a GGUF file, by name. Without `lm_head` the head is tied.
 

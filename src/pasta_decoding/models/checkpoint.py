@@ -1,7 +1,8 @@
-"""`pasta.json`: all of a checkpoint that decoding must match, and what tells base models apart.
+"""`pasta.json`: the settings of training that decoding must match, and the base model's identity.
 
-A promise is PROMISE_OPEN, topic tokens, and one PROMISE_CLOSE per length bucket, so the closing
-token carries the length. The tokens are taken from those a vocabulary has to spare, or added.
+A promise is PROMISE_OPEN, the tokens of its topic, and a PROMISE_CLOSE. There is a PROMISE_CLOSE
+for each length, so this token carries the length. Control tokens are spare ones of the vocabulary,
+or added to it.
 """
 
 import hashlib
@@ -19,9 +20,9 @@ from pasta_decoding.lang.control import ADDED_PREFIX, BUCKETS, PARTS, SPARE_NAME
 FORMAT_VERSION = 1
 FILE_NAME = "pasta.json"
 GGUF_KEY = "pasta.checkpoint"
-"""Where a GGUF file holds the same."""
-_KEYS = {"control": "binding"}
-"""Fields that the file knows under another name."""
+"""The metadata key under which a GGUF file has the text of its `pasta.json`."""
+_JSON_KEYS = {"control": "binding"}
+"""Fields of `Checkpoint` that have another name in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class BaseIdentity:
     """What tells one base model from another.
 
     norms_sha256: digest of all norm weights in bfloat16. Quantisers leave norms alone, so every
-        copy of a model has the same digest, and a finetuned sibling another.
+        copy of a model has the same digest. A finetuned sibling has another one.
     embeddings_sha256: digest of some embeddings in bfloat16, which quantisers do round. None in
         older records.
     """
@@ -47,10 +48,11 @@ class BaseIdentity:
 class Checkpoint:
     """`pasta.json`: everything that decoding must agree on with training.
 
-    joins: those that it was trained for; none of a model that does not know the language.
-    topic: "required" or "none".
-    eagerness: added to the promise's logit while decoding, unless a request says otherwise.
-    token_texts: id -> the text of that token in the tokenizer, to notice a foreign vocabulary.
+    token_texts: the tokenizer's text of each control token, by id. Another vocabulary differs.
+    scheme:    the position scheme (`lang.positions`).
+    joins:     the joins that training prepared; empty for a model that does not know the language.
+    topic:     "required" or "none".
+    eagerness: added to the promise's logit while decoding, unless a request has its own.
     """
 
     base: BaseIdentity
@@ -65,21 +67,25 @@ class Checkpoint:
 
 def choose_tokens(tokenizer: Any) -> ControlTokens:
     """Choose control tokens: spare ones of the vocabulary, else tokens added to `tokenizer`."""
-    wanted = len(BUCKETS) + PARTS
-    spare = sorted(one for text, one in tokenizer.get_vocab().items() if SPARE_NAME.fullmatch(text))
-    if len(spare) < wanted:
-        names = [f"{ADDED_PREFIX}{n}|>" for n in range(wanted)]
-        _add_tokens(tokenizer, names)
-        spare = tokenizer.convert_tokens_to_ids(names)
-    promise_open, async_open, async_close, sync, *closes = spare[:wanted]
+    count = len(BUCKETS) + PARTS
+    vocabulary = tokenizer.get_vocab()
+    ids = sorted(token for text, token in vocabulary.items() if SPARE_NAME.fullmatch(text))
+    if len(ids) < count:
+        texts = [f"{ADDED_PREFIX}{index}|>" for index in range(count)]
+        _add_tokens(tokenizer, texts)
+        ids = tokenizer.convert_tokens_to_ids(texts)
+    promise_open, async_open, async_close, sync, *closes = ids[:count]
     buckets = dict(zip(BUCKETS, closes, strict=True))
     return ControlTokens(promise_open, buckets, async_open, async_close, sync)
 
 
 def add_missing_tokens(tokenizer: Any, token_texts: Mapping[int, str]) -> None:
-    """Give `tokenizer` the control tokens that `choose_tokens` added for the adapter."""
-    known = tokenizer.get_vocab()
-    missing = [text for _, text in sorted(token_texts.items()) if text not in known]
+    """Add the control tokens of an adapter that its base model's tokenizer does not have.
+
+    token_texts: those of the adapter's checkpoint. Other texts than `choose_tokens` adds stay out.
+    """
+    vocabulary = tokenizer.get_vocab()
+    missing = [text for _, text in sorted(token_texts.items()) if text not in vocabulary]
     if missing and all(text.startswith(ADDED_PREFIX) for text in missing):
         _add_tokens(tokenizer, missing)
 
@@ -106,15 +112,19 @@ class ModelStub:
 def describe_base(model: Any, name: str) -> BaseIdentity:
     """Return the identity of a base model, before an adapter is put on it.
 
-    Norms are all of them; embeddings some rows of the second quarter, where no control token is.
-    Without weights there is no digest.
+    The digest of embeddings is of each 64th row in the second quarter of the vocabulary, where no
+    control token is. A model without weights has no digests.
     """
-    config, weights = model.config, dict(model.named_parameters())
+    config = model.config
+    weights = dict(model.named_parameters())
     text = config.get_text_config()
     size = text.vocab_size
     norms = [weights[name][:] for name in sorted(weights) if name.endswith("norm.weight")]
-    rows = [table[size // 4 : size // 2 : 64] for name, table in weights.items()
-            if name.endswith("embed_tokens.weight")]  # fmt: skip
+    rows = [
+        table[size // 4 : size // 2 : 64]
+        for name, table in weights.items()
+        if name.endswith("embed_tokens.weight")
+    ]
     return BaseIdentity(
         name=name,
         model_type=config.model_type,
@@ -133,21 +143,22 @@ def describe(model: Any, tokenizer: Any, control: ControlTokens, *, name: str) -
 
 
 def describe_merged(model: Any, checkpoint: Checkpoint) -> Checkpoint:
-    """Return the record of a whole model, whose table may have grown for the control tokens."""
+    """Return the record of a merged model, whose vocabulary may have grown by control tokens."""
     base = checkpoint.base
-    grown = model.config.vocab_size != base.vocabulary_size
-    return replace(checkpoint, base=describe_base(model, base.name)) if grown else checkpoint
+    if model.config.vocab_size == base.vocabulary_size:
+        return checkpoint
+    return replace(checkpoint, base=describe_base(model, base.name))
 
 
 def to_json(checkpoint: Checkpoint) -> str:
-    record = {_KEYS.get(name, name): value for name, value in asdict(checkpoint).items()}
+    record = {_JSON_KEYS.get(name, name): value for name, value in asdict(checkpoint).items()}
     return json.dumps(record, indent=2) + "\n"
 
 
 def write_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write `pasta.json` into `folder`, whole or not at all; give the weights its file mode.
+    """Write `pasta.json` into `folder`, complete or not at all; give the weights its file mode.
 
-    Safetensors 0.8 writes weights for their owner only (safetensors/safetensors issue 782).
+    Safetensors 0.8 lets only the owner read weights (safetensors/safetensors issue 782).
     """
     target = folder / FILE_NAME
     with written_whole(target) as partial:
@@ -185,63 +196,71 @@ def from_json(text: str, source: str) -> Checkpoint:
 
 
 def check_match(checkpoint: Checkpoint, model: Any, tokenizer: Any) -> str | None:
-    """Return a warning if `checkpoint` was trained on this model, but on other weights of it.
+    """Compare `checkpoint` with a loaded model; raise PastaError for another model or vocabulary.
 
-    Raises PastaError, naming the difference, unless it was trained on this model at all.
+    Returns a warning if training saw a copy of the model that is rounded otherwise, else None.
     """
-    ours, theirs = checkpoint.base, describe_base(model, checkpoint.base.name)
+    trained = checkpoint.base
+    loaded = describe_base(model, trained.name)
     for field in fields(BaseIdentity):
-        want, have = getattr(ours, field.name), getattr(theirs, field.name)
-        if have not in (want, "") and field.name != "embeddings_sha256":
+        expected = getattr(trained, field.name)
+        actual = getattr(loaded, field.name)
+        if actual not in (expected, "") and field.name != "embeddings_sha256":
             raise PastaError(
-                f"the adapter was trained on {ours.name} ({field.name} {want}), "
-                f"but this model has {field.name} {have}"
+                f"the adapter was trained on {trained.name} ({field.name} {expected}), "
+                f"but this model has {field.name} {actual}"
             )
     for token, text in checkpoint.token_texts.items():
-        have = tokenizer.convert_ids_to_tokens(token)
-        if have != text:
+        actual = tokenizer.convert_ids_to_tokens(token)
+        if actual != text:
             raise PastaError(
-                f"control token {token} is {text!r} in the adapter, {have!r} in the tokenizer"
+                f"control token {token} is {text!r} in the adapter, {actual!r} in the tokenizer"
             )
-    trained, loaded = ours.embeddings_sha256, theirs.embeddings_sha256
-    if None in (trained, loaded) or trained == loaded:
+    digests = (trained.embeddings_sha256, loaded.embeddings_sha256)
+    if None in digests or digests[0] == digests[1]:
         return None
     return (
-        f"the adapter was trained on a copy of {ours.name} that is rounded otherwise: its answers "
-        "may differ from those that were measured"
+        f"the adapter was trained on a copy of {trained.name} that is rounded otherwise: its "
+        "answers may differ from those that were measured"
     )
 
 
 def _checkpoint(record: dict[str, Any]) -> Checkpoint:
+    """Return a checked `Checkpoint`. Raises a built-in exception for a malformed value."""
     parts = dict(record["binding"])
     closes = {int(size): token for size, token in parts.pop("promise_close").items()}
     control = ControlTokens(promise_close=dict(sorted(closes.items())), **parts)
     texts = {int(token): text for token, text in record["token_texts"].items()}
-    topic, joins, scheme = record["topic"], record["joins"], record["scheme"]
-    unknown = set(record) - {_KEYS.get(field.name, field.name) for field in fields(Checkpoint)}
+    topic = record["topic"]
+    joins = record["joins"]
+    scheme = record["scheme"]
     eagerness = record.get("eagerness", 0.0)
-    tokens, strings = [*parts.values(), *closes.values()], [*texts.values(), *joins, scheme]
-    wrong = [token for token in tokens if type(token) is not int or token < 0]
+    keys = {_JSON_KEYS.get(field.name, field.name) for field in fields(Checkpoint)}
+    unknown_keys = sorted(set(record) - keys)
+    tokens = [*parts.values(), *closes.values()]
+    invalid_tokens = [token for token in tokens if type(token) is not int or token < 0]
+    strings = [*texts.values(), *joins, scheme]
+    is_valid_eagerness = isinstance(eagerness, int | float) and -100 <= eagerness <= 100
     rules = {
-        f"unknown keys {sorted(unknown)}": not unknown,
-        f"{wrong} are no token ids": not wrong,
+        f"unknown keys {unknown_keys}": not unknown_keys,
+        f"{invalid_tokens} are no token ids": not invalid_tokens,
         f"the length buckets are {sorted(closes)}": min(closes, default=0) > 0,
         "two parts of a tag share one control token": control.distinct,
         "token_texts does not tell the texts of the control tokens": set(texts) == control.ids,
         f"topic is {topic!r}, not 'required' or 'none'": topic in ("required", "none"),
         f"{joins!r} is not a list": isinstance(joins, list),
         f"one of {strings} is not a text": all(isinstance(text, str) for text in strings),
-        f"eagerness is {eagerness!r}, not a number from -100 to 100": (
-            isinstance(eagerness, int | float) and -100 <= eagerness <= 100
-        ),
+        f"eagerness is {eagerness!r}, not a number from -100 to 100": is_valid_eagerness,
     }
-    if broken := [rule for rule, holds in rules.items() if not holds]:
-        raise ValueError(broken[0])
+    for rule, holds in rules.items():
+        if not holds:
+            raise ValueError(rule)
     base = BaseIdentity(**record["base"])
     return Checkpoint(base, control, texts, scheme, tuple(joins), topic, eagerness)
 
 
 def _digest(tensors: Iterable[Any]) -> str:
+    """Return 16 digits that depend on all numbers of the tensors in bfloat16."""
     import torch
 
     digest = hashlib.sha256()

@@ -26,10 +26,10 @@ from pasta_decoding.models.template import template_end
 class LoadedModel:
     """A model with its adapter merged in, float32 by default, and its tokenizer.
 
-    model: an `ModelStub` where an engine loads the weights itself.
+    model:   a `ModelStub` where an engine loads the weights itself.
     eos_ids: ids that end an answer.
-    warning: what a user should know of this pair of model and adapter; None if there is nothing.
-    added: what an adapter adds to layers, where it is not merged.
+    warning: a sentence for the user on this pair of model and adapter, or None.
+    layer_updates: those of an adapter that is not merged.
     """
 
     model: Any
@@ -37,18 +37,23 @@ class LoadedModel:
     checkpoint: Checkpoint
     eos_ids: frozenset[int]
     warning: str | None = None
-    added: LayerUpdates = field(default_factory=dict)
+    layer_updates: LayerUpdates = field(default_factory=dict)
 
     @property
     def end(self) -> int:
-        """The id behind an answer whose end nobody chose. Raises PastaError if there is none."""
+        """The id to put after an answer that the model did not end itself.
+
+        Raises PastaError if there is none.
+        """
         if not self.eos_ids:
             raise PastaError("the model names no token that ends an answer")
-        own = (template_end(self.tokenizer), self.tokenizer.eos_token_id)
-        return next((one for one in own if one in self.eos_ids), min(self.eos_ids))
+        for token in (template_end(self.tokenizer), self.tokenizer.eos_token_id):
+            if token in self.eos_ids:
+                return int(token)
+        return min(self.eos_ids)
 
 
-# Where they are computed
+# Devices
 
 
 def default_device() -> str:
@@ -59,22 +64,23 @@ def default_device() -> str:
 
 
 def native_dtype(device: str) -> str:
-    """Return "bfloat16" where `device` computes in it, else "float32". Any GPU counts as one."""
+    """Return "bfloat16" if `device` computes in it, else "float32". Every GPU is taken to do so."""
     import torch
 
+    if device != "cpu":
+        return "bfloat16"
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    native = device != "cpu" or capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
-    return "bfloat16" if native else "float32"
+    is_native = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
+    return "bfloat16" if is_native else "float32"
 
 
 # Loading. All raise PastaError for a broken, foreign or mismatched checkpoint.
 
 
 def load_base(source: ModelSource, *, dtype: str = "float32", **settings: Any) -> LoadedModel:
-    """Load a model with room for the tokens of an adapter, which is not put on it yet.
+    """Load a model without its adapter, but with rows for the control tokens.
 
-    Without an adapter the control tokens are there to be banned: the model can only be decoded
-    sequentially.
+    A base model alone has control tokens so that decoding can ban them: it answers sequentially.
 
     dtype:    a name of torch's, or "auto" for that of a folder's files.
     settings: of `from_pretrained`.
@@ -94,7 +100,7 @@ def load_base(source: ModelSource, *, dtype: str = "float32", **settings: Any) -
         settings |= {"config": stub.model.config, "state_dict": file.weights}
         model = from_pretrained(model_class, path, None, settings)
         model.name_or_path = model.config.name_or_path = ""  # peft looks "None" up on the hub
-        return replace(stub, model=model, added={})
+        return replace(stub, model=model, layer_updates={})
     record = _record_of(source)  # a broken one is refused before weights load
     tokenizer = load_tokenizer(path)
     settings["config"] = load_config(path)
@@ -123,9 +129,9 @@ def load_model(source: ModelSource, *, dtype: str = "float32") -> LoadedModel:
 
 
 def load_gguf(file: GgufFile, source: ModelSource) -> LoadedModel:
-    """Read all of a GGUF but its weights, which stay in the file, and what an adapter adds to them.
+    """Read the tokenizer, the config and the checkpoint of a GGUF; its weights stay in the file.
 
-    file: that of `source.weights`. If `pasta export` wrote it, it is a whole model.
+    An adapter is not merged: its updates are read. `file` is that of `source.weights`.
     """
     path = file.path
     record_text = file.fields.get(checkpoints.GGUF_KEY)
@@ -143,14 +149,15 @@ def load_gguf(file: GgufFile, source: ModelSource) -> LoadedModel:
     if max(loaded.checkpoint.control.ids) >= model.config.vocab_size:
         raise PastaError(f"{path} has no spare tokens, which the language's tags need")
     if isinstance(source, BaseWithAdapter):
-        return replace(loaded, added=read_layer_updates(file.weights, source.adapter))
+        updates = read_layer_updates(file.weights, source.adapter)
+        return replace(loaded, layer_updates=updates)
     return loaded
 
 
 def load_metadata(source: ModelSource) -> LoadedModel:
-    """Load all but the weights; the config counts the adapter's added tokens.
+    """Load all but the weights, for a model that a server has. The config counts added tokens.
 
-    It cannot check which model a server has.
+    It cannot check which model the server has.
     """
     from transformers import GenerationConfig
 
@@ -177,21 +184,31 @@ def _record_of(source: ModelSource) -> Checkpoint | None:
 def checked(
     model: Any, tokenizer: Any, ends: frozenset[int], record: Checkpoint | None, name: str
 ) -> LoadedModel:
-    """Let the tokenizer learn the control tokens. Raises PastaError for another model's record."""
+    """Put a model and the checkpoint that was trained on it together.
+
+    The tokenizer gets the control tokens. Raises PastaError for the checkpoint of another model.
+
+    record: None for a base model alone.
+    name:   what a base model alone is called.
+    """
     if record is None:
         control = choose_tokens(tokenizer)
-        described = checkpoints.describe(model, tokenizer, control, name=name)
-        return LoadedModel(model, tokenizer, replace(described, joins=()), ends)
+        description = checkpoints.describe(model, tokenizer, control, name=name)
+        return LoadedModel(model, tokenizer, replace(description, joins=()), ends)
     add_missing_tokens(tokenizer, record.token_texts)
     warning = checkpoints.check_match(record, model, tokenizer)
     return LoadedModel(model, tokenizer, record, ends, warning)
 
 
-def eos_ids(named: Any, tokenizer: Any) -> frozenset[int]:
-    """Return the ids that end an answer, by a model's settings, tokenizer and chat template."""
-    listed = [*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id]
-    found = [one for one in (*listed, template_end(tokenizer)) if one is not None]
-    for one in found:
-        if not isinstance(one, int) or not 0 <= one < len(tokenizer):
-            raise PastaError(f"the settings end answers with {one!r}, which is no token's id")
-    return frozenset(found)
+def eos_ids(setting: Any, tokenizer: Any) -> frozenset[int]:
+    """Return the ids that end an answer, by a model's settings, tokenizer and chat template.
+
+    setting: the setting `eos_token_id`: an id, a list of ids and None, or None.
+    """
+    ends = list(setting) if isinstance(setting, list) else [setting]
+    ends += [tokenizer.eos_token_id, template_end(tokenizer)]
+    ids = [end for end in ends if end is not None]
+    for token in ids:
+        if not isinstance(token, int) or not 0 <= token < len(tokenizer):
+            raise PastaError(f"the settings end answers with {token!r}, which is no token's id")
+    return frozenset(ids)

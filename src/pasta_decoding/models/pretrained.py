@@ -1,4 +1,4 @@
-"""What transformers loads from the folders of other people."""
+"""Models, configs and tokenizers that transformers loads from folders."""
 
 from __future__ import annotations
 
@@ -13,50 +13,69 @@ from pasta_decoding.models.gguf_reader import read_tokenizer
 _LOADING: dict[str, Any] = {
     "trust_remote_code": False,
     "output_loading_info": True,
-    "key_mapping": {  # where the text model is a part of one that also sees images
+    "key_mapping": {  # for a text model that is a part of one that also sees images
         r"^language_model\.lm_head\.": "lm_head.",
         r"^(?:model\.)?language_model\.(?:model\.)?": "model.",
     },
 }
 
 
-def from_pretrained(kind: Any, source: Path, folder: Path | None, settings: dict[str, Any]) -> Any:
-    """Return a model of this class. Raises PastaError for weights that do not fit it."""
+def from_pretrained(
+    model_class: Any, source: Path, folder: Path | None, settings: dict[str, Any]
+) -> Any:
+    """Return a model of this class. Raises PastaError for weights that do not fit it.
+
+    source:   the name for error messages.
+    folder:   of the weights; None if `settings` have them as a `state_dict`.
+    settings: of transformers' `from_pretrained`.
+    """
     with errors_as(f"the model in {source} cannot be loaded", Exception):
-        model, told = kind.from_pretrained(folder, **settings, **_LOADING)
+        model, loading = model_class.from_pretrained(folder, **settings, **_LOADING)
         layers = f"{model.base_model_prefix}.layers."
-        beyond = [name for name in told["unexpected_keys"] if name.startswith(layers)]
-        for what, names in (("misses", told["missing_keys"]), ("has no place for", beyond)):
+        surplus = [name for name in loading["unexpected_keys"] if name.startswith(layers)]
+        for problem, names in (("misses", loading["missing_keys"]), ("has no place for", surplus)):
             if names:
-                raise ValueError(f"it {what} {min(names)} (tensors in all: {len(names)})")
-    try:
-        own = model.generation_config
-        own.validate(strict=True)
-    except ValueError:  # such as a temperature where nothing is sampled: it is never saved
-        tokens = {name: getattr(own, name) for name in ("bos_token_id", "eos_token_id")}
-        model.generation_config = type(own)(**tokens)
-    # A file with a head of its own counts, whatever the settings say.
-    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+                raise ValueError(f"it {problem} {min(names)} (tensors in all: {len(names)})")
+    _drop_invalid_generation_config(model)
+    # A head in the file counts, whatever the settings say of tied weights.
+    head = model.get_output_embeddings()
+    embeddings = model.get_input_embeddings()
     model.config.tie_word_embeddings = head is None or head.weight is embeddings.weight
-    vars(model).pop("_weight_conversions", None)  # it is saved by its own names for weights
+    # Without these, transformers saves weights by its own names.
+    vars(model).pop("_weight_conversions", None)
     return model
 
 
+def _drop_invalid_generation_config(model: Any) -> None:
+    """Keep only the tokens of settings that transformers refuses to save.
+
+    An example is a temperature where nothing is sampled.
+    """
+    config = model.generation_config
+    try:
+        config.validate(strict=True)
+    except ValueError:
+        model.generation_config = type(config)(
+            bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id
+        )
+
+
 def load_config(folder: Path) -> Any:
-    """Return the settings of a model; of one that also sees images, those of its text model."""
+    """Return the config of a model; of one that also sees images, that of its text model."""
     from transformers import AutoConfig
 
     with errors_of("settings", folder):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        text = config.get_text_config()
+        text_config = config.get_text_config()
         for name in ("eos_token_id", "quantization_config", "tie_word_embeddings"):
-            if (value := getattr(config, name, None)) is not None:
-                setattr(text, name, value)
-        return text
+            value = getattr(config, name, None)
+            if value is not None:
+                setattr(text_config, name, value)
+        return text_config
 
 
 def load_tokenizer(base: Path) -> Any:
-    """Load the tokenizer of a model's folder or GGUF file alone, without its weights."""
+    """Load the tokenizer of a model's folder or GGUF file, without the weights."""
     from transformers import AutoTokenizer
 
     if base.suffix == ".gguf":
@@ -67,12 +86,15 @@ def load_tokenizer(base: Path) -> Any:
         return tokenizer
 
 
-def errors_of(what: str, folder: Path) -> AbstractContextManager[None]:
-    """Name the folder in whatever a library raises for the files of somebody else."""
+def errors_of(part: str, folder: Path) -> AbstractContextManager[None]:
+    """Turn every error of the block into a PastaError that names `part` and `folder`.
+
+    Raises PastaError at once for a path that is no model's folder.
+    """
     if not folder.exists():
         raise PastaError(f"{folder} is neither a folder nor a name on the hub, OWNER/NAME")
     if (folder / "adapter_config.json").is_file():
         raise PastaError(f"{folder} holds an adapter, not a model: name it with --adapter")
     if not (folder / "config.json").is_file():
         raise PastaError(f"{folder} holds no model")
-    return errors_as(f"the {what} in {folder} cannot be loaded", Exception)
+    return errors_as(f"the {part} in {folder} cannot be loaded", Exception)
