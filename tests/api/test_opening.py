@@ -152,11 +152,11 @@ def test_commands_take_the_large_model_where_there_is_room_and_the_small_one_is_
 
 
 def test_too_little_memory_is_told_before_loading(
-    tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
     with pytest.raises(PastaError, match=r"^the weights in .+ take 0\.0 GB, and 0\.0 GB of memory"):
-        open_decoder(config_of(tiny_checkpoint), Path())
+        open_decoder(config_of(tiny_checkpoint), tmp_path)
 
 
 # Settings

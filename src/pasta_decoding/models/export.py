@@ -1,8 +1,8 @@
-"""A checkpoint leaves Pasta: one GGUF file for llama.cpp, or a merged Hugging Face folder.
+"""Exports for other programs: one GGUF file for llama.cpp, or a merged Hugging Face folder.
 
-A tool that does not know the language would sample control tokens and never write the chunks that
-they promise. So the settings that travel with the weights ban them, and the model then answers
-sequentially. Pasta itself does not read those settings.
+A program that does not know the language would sample control tokens and never write the chunks
+that they promise. So the exported settings ban these tokens, and the model answers sequentially.
+Pasta itself does not read the bans.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pasta_decoding.models.checkpoint import Checkpoint, read_checkpoint, write_
 from pasta_decoding.models.gguf_writer import FLOAT_TYPES, write_gguf
 from pasta_decoding.models.load import LoadedModel
 
-# Raised when the same checkpoint gives another file, so that older ones in the cache are not used.
 FORMAT = 1
+"""A part of names in the cache. A change of exports raises it, so that no older file is used."""
 
 Quantize = Callable[[Path, Path, str], None]
 """(GGUF in F32, GGUF to write, file type): llama.cpp's own quantiser."""
@@ -38,10 +38,10 @@ _RELATIVE_LINK = re.compile(r"\[([^\]]*)\]\((?!https?://|#)[^)]*\)")
 
 
 def export_gguf(loaded: LoadedModel, target: Path, file_type: str, *, quantize: Quantize) -> None:
-    """Write a merged checkpoint as one GGUF file, whole or not at all.
+    """Write a merged checkpoint as one GGUF file, complete or not at all.
 
-    Raises PastaError for a number format that the model's shapes do not allow: llama.cpp would
-    take another one for these matrices, and not say so.
+    Raises PastaError for a number format that the model's shapes do not allow. llama.cpp would
+    silently take another format for these matrices.
     """
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -65,7 +65,7 @@ def export_gguf(loaded: LoadedModel, target: Path, file_type: str, *, quantize: 
 def export_hf(loaded: LoadedModel, target: Path, *, adapter: Path | None = None) -> None:
     """Write a merged checkpoint as a Hugging Face folder, `pasta.json` and model card included.
 
-    adapter: the folder that was merged in, whose own card has the figures, the data, the licence.
+    adapter: the folder of the adapter that was merged. Its card has figures, data and licence.
     """
     if target.exists():
         raise PastaError(f"{target} exists")
@@ -81,7 +81,7 @@ def cached_name(source: ModelSource, form: str) -> str:
     """
     paths = [source.weights]
     if source.checkpoint_path is not None:
-        read_checkpoint(source.checkpoint_path)
+        read_checkpoint(source.checkpoint_path)  # raises for a folder that has none
         paths = [source.checkpoint_path, source.weights]
     digest = hashlib.sha256(f"{FORMAT} {form}".encode())
     for path in paths:
@@ -106,9 +106,9 @@ def _written_whole(target: Path) -> Iterator[Path]:
 
 
 def write_beside_weights(loaded: LoadedModel, folder: Path, adapter: Path | None = None) -> None:
-    """Write all but the weights of a merged checkpoint: tokenizer, settings, card, `pasta.json`.
+    """Write tokenizer, settings, card and `pasta.json` of a merged checkpoint: all but weights.
 
-    adapter: the folder of what was merged in, if that has a card.
+    adapter: the folder of the adapter that was merged, whose card may be read.
     """
     loaded.tokenizer.save_pretrained(folder)
     settings = copy.deepcopy(loaded.model.generation_config)
@@ -123,28 +123,32 @@ def write_beside_weights(loaded: LoadedModel, folder: Path, adapter: Path | None
 
 
 def model_card(checkpoint: Checkpoint, adapter: Path | None = None) -> str:
-    """Return the README.md of a merged folder: how to use it, and the adapter's own card.
+    """Return the README.md of a merged folder: its use, and the card of the adapter.
 
     Raises PastaError if the adapter's card cannot be read.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    front, own = ModelCardData(), ""
+    metadata = ModelCardData()
+    adapter_text = ""
     if adapter is not None and (adapter / CARD).is_file():
-        with errors_as(f"{adapter / CARD} cannot be read", Exception):  # YAML's, the hub's
+        with errors_as(f"{adapter / CARD} cannot be read", Exception):  # of YAML and the hub client
             card = ModelCard.load(adapter / CARD)
-        front, own = card.data, _RELATIVE_LINK.sub(r"\1", card.text).strip()
+        metadata = card.data
+        adapter_text = _RELATIVE_LINK.sub(r"\1", card.text).strip()
     base = checkpoint.base.name
-    on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~"))
-    front.tags, front.library_name = list(_TAGS), "transformers"
-    front.pipeline_tag, front.base_model = "text-generation", base if on_hub else None
+    is_on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~"))
+    metadata.tags = list(_TAGS)
+    metadata.library_name = "transformers"
+    metadata.pipeline_tag = "text-generation"
+    metadata.base_model = base if is_on_hub else None
     return ModelCard.from_template(
-        front,
+        metadata,
         str(Path(__file__).with_name("model_card.md")),
         base=base,
         scheme=checkpoint.scheme,
         joins=" and ".join(f"`{join}`" for join in checkpoint.joins) or "none",
         ids=", ".join(map(str, sorted(checkpoint.control.ids))),
         insist="" if "text" in checkpoint.joins else " --join text",
-        own=own,
+        own=adapter_text,
     ).content

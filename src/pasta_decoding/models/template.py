@@ -1,4 +1,4 @@
-"""A chat template, which is somebody else's program: what it makes of a conversation."""
+"""Chat templates, which are programs of other people: conversations rendered by them, in bounds."""
 
 import re
 import resource
@@ -14,9 +14,9 @@ from pasta_decoding.errors import PastaError, errors_as
 
 ROLES = ("system", "user", "assistant")
 
-# Letters and digits only: nothing that a template would escape, trim or split at.
+# Letters and digits only: a template may escape, trim or split at other characters.
 _PLACEHOLDER = re.compile(r"PastaContent(\d{6})Here")
-_limit = Lock()
+_memory_limit_lock = Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,62 +35,81 @@ class ChatTemplate:
         self.name = f"the chat template of {tokenizer.name_or_path or 'this tokenizer'}"
 
     def render(self, messages: Sequence[Message], contents: Sequence[str]) -> str:
-        turns = zip(messages, contents, strict=True)
-        talk = [{"role": message.role, "content": content} for message, content in turns]
+        """Return the prompt's text with these contents in the place of the messages' own."""
+        conversation = [
+            {"role": message.role, "content": content}
+            for message, content in zip(messages, contents, strict=True)
+        ]
         with errors_as(f"{self.name} refuses this conversation", Exception):
             rendered: str = self._tokenizer.apply_chat_template(
-                talk, tokenize=False, add_generation_prompt=True
+                conversation, tokenize=False, add_generation_prompt=True
             )
         return rendered
 
     def cut(self, messages: Sequence[Message], rendered: str) -> list[tuple[str, str]] | None:
-        """Return texts of the template, each with the content behind it as it shows that.
+        """Cut the rendered conversation into pairs of a template's text and the content after it.
 
-        None: a content changes the text around it.
+        The content is as the template shows it: it may be trimmed or escaped. The last pair has an
+        empty content. Returns None if a content changes the template's text around it. Raises
+        PastaError for a template that does not show every message exactly once.
         """
         contents = [message.content for message in messages]
-        # What is empty stays so: a template may skip it.
-        names = [
+        # An empty content stays empty: a template may skip it.
+        placeholders = [
             f"PastaContent{index:06}Here" if content.strip() else content
             for index, content in enumerate(contents)
         ]
-        template = self.render(messages, names)
-        parts = _PLACEHOLDER.split(template)
+        skeleton = self.render(messages, placeholders)
+        parts = _PLACEHOLDER.split(skeleton)
+        template_texts = parts[::2]
         order = [int(index) for index in parts[1::2]]
-        if sorted(order) != [index for index, name in enumerate(names) if name.strip()]:
+        if sorted(order) != [index for index, text in enumerate(placeholders) if text.strip()]:
             raise PastaError(f"{self.name} does not show every message exactly once")
-        shown = [*zip(parts[::2], [*(contents[index] for index in order), ""], strict=True)]
-        if "".join(map("".join, shown)) == rendered:
-            return shown
-        for place, index in enumerate(order):
-            before, _, behind = template.partition(names[index])
-            alone = self.render(messages, [*names[:index], contents[index], *names[index + 1 :]])
-            shown[place] = parts[2 * place], alone.removeprefix(before).removesuffix(behind)
-        return shown if "".join(map("".join, shown)) == rendered else None
+        shown_contents = [contents[index] for index in order]
+        pairs = list(zip(template_texts, [*shown_contents, ""], strict=True))
+        if _joined(pairs) == rendered:
+            return pairs
+        for pair_index, index in enumerate(order):
+            before, _, after = skeleton.partition(placeholders[index])
+            texts = [*placeholders[:index], contents[index], *placeholders[index + 1 :]]
+            content = self.render(messages, texts).removeprefix(before).removesuffix(after)
+            pairs[pair_index] = (template_texts[pair_index], content)
+        return pairs if _joined(pairs) == rendered else None
+
+
+def _joined(pairs: Sequence[tuple[str, str]]) -> str:
+    return "".join(text + content for text, content in pairs)
 
 
 def template_end(tokenizer: Any) -> int | None:
-    """Return the added token that the chat template writes behind an answer, if there is one."""
-    talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "PastaAnswer"}]
+    """Return the added token that the chat template writes after an answer, if there is one."""
+    conversation = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "PastaAnswer"},
+    ]
     try:
         with bounded_memory():
-            rendered = str(tokenizer.apply_chat_template(talk, tokenize=False))
+            rendered = str(tokenizer.apply_chat_template(conversation, tokenize=False))
     except MemoryError as error:
         raise PastaError(f"{ChatTemplate(tokenizer).name} takes gigabytes") from error
     except Exception:  # noqa: BLE001  somebody else's template, or none
         return None  # encoding a prompt reports why
-    behind = rendered.partition("PastaAnswer")[2].lstrip()
-    ids = tokenizer.encode(behind, add_special_tokens=False)[:1]
-    return next((one for one in ids if one in tokenizer.get_added_vocab().values()), None)
+    text_after = rendered.partition("PastaAnswer")[2].lstrip()
+    ids = tokenizer.encode(text_after, add_special_tokens=False)
+    if ids and ids[0] in tokenizer.get_added_vocab().values():
+        return int(ids[0])
+    return None
 
 
 @contextmanager
 def bounded_memory(extra_bytes: int = 2 << 30) -> Iterator[None]:
-    """Let Python raise MemoryError where the block takes more: a limit of the whole process."""
-    with _limit:
+    """Raise MemoryError if the block takes more memory than this. It limits the whole process."""
+    with _memory_limit_lock:
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-        most = psutil.Process().memory_info().vms + extra_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (hard if 0 <= hard < most else most, hard))
+        limit_bytes = psutil.Process().memory_info().vms + extra_bytes
+        if hard != resource.RLIM_INFINITY:
+            limit_bytes = min(limit_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, hard))
         try:
             yield
         finally:
