@@ -70,6 +70,25 @@ def test_seconds_of_other_turns_and_a_record_without_seconds_are_refused() -> No
         figures_of([failed(0, seconds=0.0, turns="t")], [record(0, turns="t")])
 
 
+def test_seams_are_shares_of_answers_and_item_counts_of_those_with_a_verdict() -> None:
+    mixed = "- **Tea:** hot\n- Milk\n- Beer"
+    pages = [
+        parallel(0, instruction="Name two drinks.", annotated=mixed),
+        parallel(1, instruction="Name three drinks.", annotated=mixed),
+        record(2),
+        failed(3),
+    ]
+    seams = figures_of(pages).seams
+    assert {name: share.value for name, share in seams.items()} == {
+        "mixed_markup": 0.5,
+        "shared_lines": 0,
+        "outer_items": 0,
+        "partial_list": 0,
+        "item_count": 0.5,
+    }
+    assert figures_of([record(0)]).seams["item_count"].value is None
+
+
 def test_shares_are_of_all_answers_failures_included() -> None:
     found = figures_of([parallel(0), record(1), failed(2), parallel(3, hit_limit=True)])
     assert found.with_promise.value == pytest.approx(0.5)

@@ -109,6 +109,7 @@ def test_the_numbers_are_json_with_failures_inside(runs: Path) -> None:
     found = json.loads(json.dumps(numbers(report_of(runs))))
     apar = found["runs"]["apar"]
     assert apar["failures"] == 1
+    assert apar["seams"]["mixed_markup"]["value"] == 0
     product = math.prod([100 / 70] * 11 + [100 / 400])
     assert apar["speedups"]["speedup_in_steps"]["value"] == pytest.approx(product ** (1 / 12))
     assert found["notes"] == [
@@ -156,6 +157,7 @@ def test_the_page_opens_alone_and_no_answer_is_markup(
         f'{escape(HOSTILE).replace("&#x27;", "&#39;")}</span><span class="sync">sync</span> end'
     ) in page
     assert "failed: no answer" in page
+    assert "<th>wrong item counts</th>" in page
     assert page.count("<svg") == 1
 
 

@@ -6,7 +6,8 @@
 
 All three are geometric means. A failed request counts as an answer that used up its budget:
 `max_tokens` steps, the seconds of its time-out, one token a step, an empty text. Prompts whose
-baseline failed have no speedup, and are counted. Shares are of all chunks of all answers. Intervals
+baseline failed have no speedup, and are counted. Shares are of all chunks of all answers; those of
+seams are of all prompts, and for item counts of the prompts where `Seams` has a verdict. Intervals
 hold 95 % of the bootstrap resamples over prompts, the same for all figures.
 
 Shapes: P prompts, R resamples.
@@ -15,7 +16,7 @@ Shapes: P prompts, R resamples.
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,6 +26,8 @@ import numpy.typing as npt
 from pasta_decoding.data.lines import read_json
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.evaluation.records import Record, RunFolder
+from pasta_decoding.lang.seams import Seams, find_seams
+from pasta_decoding.lang.tree import read
 
 RESAMPLES, _MIN_RESAMPLES, _MAX_COUNTS = 10_000, 1_000, 20_000_000
 TOKENS_PER_STEP, SPEEDUP_IN_STEPS, WALL_CLOCK = "tokens_per_step", "speedup_in_steps", "wall_clock"
@@ -79,6 +82,7 @@ class Figures:
     """A run in figures, without the quality of its texts.
 
     no_baseline: prompts whose baseline failed.
+    seams:       the share of answers with each seam, by the names of `lang.seams.Seams`.
     """
 
     prompts: int
@@ -90,6 +94,7 @@ class Figures:
     plain_tokens: Interval
     chunks_mean: float
     repeated_chunks: float | None
+    seams: Mapping[str, Interval]
     truncated_chunks: float | None
     interventions_per_token: float | None
 
@@ -112,9 +117,19 @@ def measure_run(run: RunFolder, baseline: RunFolder) -> Figures:
         plain_tokens=mean([one.plain_tokens for one in records]),
         chunks_mean=total("chunks") / len(records),
         repeated_chunks=_ratio(total("repeated_chunks"), total("chunks")),
+        seams=_seam_shares(records),
         truncated_chunks=_ratio(total("truncated_chunks"), total("chunks")),
         interventions_per_token=_ratio(total("interventions"), total("fed_tokens")),
     )
+
+
+def _seam_shares(records: Sequence[Record]) -> dict[str, Interval]:
+    seams = [find_seams(record.instruction, read(record.annotated)) for record in records]
+    shares = {}
+    for seam in fields(Seams):
+        verdicts = [getattr(of_answer, seam.name) for of_answer in seams]
+        shares[seam.name] = mean([math.nan if verdict is None else verdict for verdict in verdicts])
+    return shares
 
 
 def speedups(run: RunFolder, baseline: RunFolder, pairs: Pairs) -> dict[str, Interval]:
