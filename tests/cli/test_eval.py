@@ -2,13 +2,14 @@
 
 import json
 import weakref
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pasta_decoding.api.config import EngineConfig
-from pasta_decoding.cli.run import opened_decoder
+from pasta_decoding.cli.opening import decoder_for
 from pasta_decoding.evaluation.records import Record, read_records
 from pasta_decoding.files import sha256
 from pasta_decoding.scheduling.decoder import Decoder
@@ -83,12 +84,13 @@ def test_a_whole_model_is_a_method_and_one_model_at_a_time_is_in_memory(
 
     def opening(engine: EngineConfig) -> Decoder:
         assert not [one for one in opened if one() is not None]
-        decoder: Any = opened_decoder(engine)
+        decoder: Any = decoder_for(engine)
         opened.append(weakref.ref(decoder.engine))
         return decoder
 
-    for module in ("eval", "run"):
-        monkeypatch.setattr(f"pasta_decoding.cli.{module}.opened_decoder", opening)
+    for command in ("eval", "run"):
+        module = import_module(f"pasta_decoding.cli.{command}")
+        monkeypatch.setattr(module, "decoder_for", opening)
     whole, base = tmp_path / "tiny.gguf", ["--model", tiny_checkpoint.base]
     made = pasta("export", tiny_checkpoint.adapter, *base, "-o", whole)
     assert (made.status, made.out) == (0, f"{whole}\n")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.cli.run import CHAT_HELP, answer_shown
+from pasta_decoding.cli.run import CHAT_HELP, print_answer
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import read, strip
 from tests.checkpoint import TinyCheckpoint, make_adapter
@@ -181,9 +181,9 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
         turns.append([(one["role"], one["content"]) for one in asked])
         if asked[-1]["content"] == "stop me":
             raise KeyboardInterrupt
-        return answer_shown(model, asked, options, show=show)
+        return print_answer(model, asked, options, show=show)
 
-    monkeypatch.setattr("pasta_decoding.cli.run.answer_shown", listen)
+    monkeypatch.setattr("pasta_decoding.cli.run.print_answer", listen)
     return turns
 
 

@@ -1,7 +1,7 @@
 """The command `pasta`: read flags, call one function, print.
 
-Exit status: 0 fine, 1 problems found, 2 could not run, 130 interrupted. Only the command that is
-asked for is imported, so `pasta --help` costs nothing.
+Exit status: 0 fine, 1 problems found, 2 could not run, 130 interrupted. Only the command on the
+command line is imported, so `pasta --help` is fast.
 """
 
 import io
@@ -50,22 +50,23 @@ GROUPS: Mapping[str, str] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; no user's mistake ends in a traceback."""
     _quiet_libraries()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # which may not hold every character
+    # A terminal's encoding may lack characters of an answer.
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     log = logging.getLogger("pasta_decoding")
     log.addHandler(logging.StreamHandler())
-    # Of the processes that `accelerate launch` starts and numbers, one speaks.
+    # `accelerate launch` numbers its processes; only the first one prints.
     log.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.CRITICAL)
     try:
         return _invoke(sys.argv[1:] if arguments is None else arguments)
     except PastaError as error:
-        return _told(f"{error}\n{error.hint}".strip())
+        return _fail(f"{error}\n{error.hint}".strip())
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
-    except OSError as error:  # a full disk, a folder that may not be written
-        where = f"{error.filename}: " if error.filename else ""
-        return _told(f"{where}{error.strerror or error}")
+    except OSError as error:  # a full disk, a folder without write permission
+        location = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{location}{error.strerror or error}")
     except KeyboardInterrupt:
         print("\npasta: interrupted", file=sys.stderr)
         return 130
@@ -73,10 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.handlers.clear()
 
 
-def _told(reason: str) -> int:
-    """Print why nothing came of it, and return 2. Of several processes the main one speaks."""
+def _fail(reason: str) -> int:
+    """Print the reason and return exit status 2.
+
+    If every process of a launch fails, only the main one prints.
+    """
     if os.environ.get("RANK", "0") != "0":
-        # The launcher ends this one as soon as the main one fails as well, and it alone may fail.
+        # The launcher ends this process when the main one fails. It prints only if that did not
+        # happen in 10 seconds.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(2))
         time.sleep(10)
     print(f"pasta: {reason}", file=sys.stderr)
@@ -85,51 +90,59 @@ def _told(reason: str) -> int:
 
 def _invoke(arguments: Sequence[str]) -> int:
     """Parse the command line and run its command. Raises PastaError for a wrong command line."""
-    # By its version, typer uses click or a copy of it inside; this is the right one's class.
+    # Newer versions of typer use a copy of click; this is the class of the one in use.
     usage_error: Any = typer.BadParameter.__base__
     command = get_command(make_app(arguments))
-    help_asked = ["--help"] if " ".join(arguments) in ("", *GROUPS) else []
+    words = list(arguments)
+    if " ".join(words) in ("", *GROUPS):  # no command is named
+        words.append("--help")
     try:
-        with command.make_context("pasta", [*arguments, *help_asked]) as context:
+        with command.make_context("pasta", words) as context:
             command.invoke(context)
     except typer.Exit as ended:
         return ended.exit_code
     except usage_error as error:
-        where = error.ctx.command_path if error.ctx else "pasta"
+        command_path = error.ctx.command_path if error.ctx else "pasta"
         message = " ".join(error.format_message().split()).rstrip(".")
-        raise PastaError(f"{message}; see {where} --help") from error
+        raise PastaError(f"{message}; see {command_path} --help") from error
     return 0
 
 
 def make_app(arguments: Sequence[str] | None = None) -> typer.Typer:
-    """Return the program, with the command that `arguments` name; with all commands for None."""
-    words = [word for word in arguments or () if not word.startswith("-")]
-    asked = " ".join(words[: 2 if words[:1] and words[0] in GROUPS else 1])
+    """Return the program. It imports the command that `arguments` name, or all for None."""
     settings: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False}
-    about = "Learned asynchronous decoding: one answer, written by several threads at once."
-    app = typer.Typer(help=about, **settings)
+    description = "Learned asynchronous decoding: one answer, written by several threads at once."
+    app = typer.Typer(help=description, **settings)
     app.callback()(_common)
     groups = {"": app}
-    for name, about in GROUPS.items():
-        groups[name] = typer.Typer(help=about, **settings)
-        app.add_typer(groups[name], name=name)
-    for name, (place, about) in COMMANDS.items():
-        group, _, own = name.rpartition(" ")
-        if arguments is None or name == asked:
-            module, _, function = place.partition(":")
-            found = getattr(import_module(f"pasta_decoding.cli.{module}"), function)
-            groups[group].command(own, epilog=getattr(found, "epilog", None))(found)
+    for group, group_help in GROUPS.items():
+        groups[group] = typer.Typer(help=group_help, **settings)
+        app.add_typer(groups[group], name=group)
+    selected = None if arguments is None else _command_name(arguments)
+    for full_name, (path, command_help) in COMMANDS.items():
+        group, _, name = full_name.rpartition(" ")
+        if selected is None or selected == full_name:
+            module, _, function_name = path.partition(":")
+            function = getattr(import_module(f"pasta_decoding.cli.{module}"), function_name)
+            groups[group].command(name, epilog=getattr(function, "epilog", None))(function)
         else:
-            groups[group].command(own, help=about)(_not_imported)
+            groups[group].command(name, help=command_help)(_not_imported)
     return app
 
 
+def _command_name(arguments: Sequence[str]) -> str:
+    """Return the first words that are no options: a command, or a group and its command."""
+    words = [word for word in arguments if not word.startswith("-")]
+    has_group = bool(words) and words[0] in GROUPS
+    return " ".join(words[:2] if has_group else words[:1])
+
+
 def _not_imported() -> None:
-    """Stand in for a command that was not asked for."""
+    """Stand in for a command that is listed in the help but does not run."""
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         typer.echo(f"pasta {__version__}")
         raise typer.Exit
 
@@ -149,18 +162,18 @@ def _quiet_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    # Libraries call each other by deprecated names; a user can do nothing about it. When peft 0.21
-    # does so, the warning comes from transformers 5.23.
+    # Libraries use deprecated names of each other, which a user cannot change. When peft 0.21 does
+    # so, the warning comes from transformers 5.23.
     for library in ("accelerate", "peft", "torch", "transformers"):
         warnings.filterwarnings("ignore", category=FutureWarning, module=rf"{library}(\.|$)")
 
 
 def run() -> None:
-    """The console script.
+    """Run the console script `pasta`.
 
-    One of several processes does not take the interpreter down. Gloo's threads may still hold
-    tensors then, which aborts the process (pytorch/pytorch#179291), and the launcher kills the
-    others and calls what they did a failure.
+    One of several processes ends without the interpreter's shutdown. Gloo's threads may still hold
+    tensors then, and the process would abort (pytorch/pytorch#179291). The launcher would kill the
+    other processes and report a failure.
     """
     status = main()
     if os.environ.get("WORLD_SIZE", "1") == "1":

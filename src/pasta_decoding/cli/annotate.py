@@ -32,7 +32,7 @@ RULES = {
     "structure": "pasta_decoding.data.annotate.structure:find_parts",
     "apar": "pasta_decoding.data.annotate.apar:find_parts",
 }
-"""Annotators that are a function from a response to its parts (`data/annotate/base.py`)."""
+"""Annotators that are functions from a response to its parts (`data/annotate/base.py`)."""
 
 
 @command(
@@ -73,16 +73,16 @@ def annotate(
         "input": sha256(source)[:16],
         "tokens_of": counted_by and str(counted_by),
     }
-    with bar(desc="annotating", total=len(rows)) as shown:
-        done = run_job(rows, annotator, count_tokens, out, settings, shown.update)
+    with bar(desc="annotating", total=len(rows)) as progress:
+        annotated = run_job(rows, annotator, count_tokens, out, settings, progress.update)
+    rejected: Counter[str] = Counter()
     cost: Counter[str] = Counter()
-    for one in done:
-        cost.update(one.cost)
-    figures = {
-        **measure_rows([one.row for one in done], count_tokens),
-        "rejected": dict(Counter(one.rejected for one in done if one.rejected).most_common()),
-        "cost": dict(cost),
-    }
+    for annotation in annotated:
+        if annotation.rejected:
+            rejected[annotation.rejected] += 1
+        cost.update(annotation.cost)
+    figures = measure_rows([annotation.row for annotation in annotated], count_tokens)
+    figures |= {"rejected": dict(rejected.most_common()), "cost": dict(cost)}
     if as_json:
         typer.echo(json.dumps(figures))
         return
@@ -96,19 +96,24 @@ def annotate(
 def endpoint_annotator(
     base_url: str | None, model: str | None, concurrency: int, count_tokens: CountTokens
 ) -> tuple[Annotate, dict[str, Any]]:
-    """Return the annotator `llm`, and those of its settings that its outcome depends on."""
+    """Return the annotator `llm`, and the settings that its results depend on."""
     if base_url is None or model is None:
         raise PastaError("an endpoint is asked by --base-url http://host/v1 and --model m")
     endpoint = Endpoint(base_url, model, endpoint_key(os.environ), concurrency)
-    guide = hashlib.sha256(json.dumps(introduction()).encode()).hexdigest()[:16]
-    settings = {"base_url": base_url, "model": model, "introduction": guide}
+    introduction_sha256 = hashlib.sha256(json.dumps(introduction()).encode()).hexdigest()
+    settings = {
+        "base_url": base_url,
+        "model": model,
+        "introduction": introduction_sha256[:16],
+    }
     return partial(by_endpoint, endpoint, count_tokens), settings
 
 
 def rule_annotator(name: str, count_tokens: CountTokens) -> Annotate:
+    """Return the annotator of a rule, by its name in `RULES` or as `module:function`."""
     module, _, function = RULES.get(name, name).partition(":")
-    known = ", ".join([*RULES, "llm"])
-    message = f"--with {name} is neither {known} nor a function, `module:function`"
+    names = ", ".join([*RULES, "llm"])
+    message = f"--with {name} is neither {names} nor a function, `module:function`"
     with errors_as(message, ImportError, AttributeError, ValueError):
         find_parts = getattr(import_module(module), function)
     return partial(by_rule, find_parts, count_tokens)
@@ -117,12 +122,14 @@ def rule_annotator(name: str, count_tokens: CountTokens) -> Annotate:
 def read_plain(source: Path, limit: int | None) -> list[Row]:
     """Return the rows to annotate. Raises PastaError if some are annotated already.
 
-    Annotated again, all their tags would be text, and training would learn to write them so.
+    A second annotation would turn their tags into text, and training on it would teach the model to
+    write tags as text.
     """
     rows = list(read_rows(source))[:limit]
-    if annotated := [row.id for row in rows if in_text_form(row.response)]:
+    annotated_ids = [row.id for row in rows if in_text_form(row.response)]
+    if annotated_ids:
         raise PastaError(
-            f"{len(annotated)} of {len(rows)} responses are annotated already, "
-            f"the first is that of {annotated[0]!r}"
+            f"{len(annotated_ids)} of {len(rows)} responses are annotated already, "
+            f"the first is that of {annotated_ids[0]!r}"
         )
     return rows

@@ -1,4 +1,4 @@
-"""What commands share: the user's cache, lines and bars on standard error, and lanes."""
+"""Helpers of several commands: the user's cache, lines and bars on standard error, lanes."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ from pasta_decoding.models.pretrained import load_tokenizer
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 say = logging.getLogger("pasta_decoding.cli").info
-"""Reports to the user, on standard error."""
+"""Prints a line for the user, on standard error."""
 bar = partial(tqdm, leave=False, disable=None)
 
 
@@ -30,7 +30,10 @@ def cache_folder() -> Path:
 
 
 def token_counter(model: Path | None = None) -> Callable[[str], int]:
-    """Return a function that counts tokens as a base model does; the default one if left out."""
+    """Return a function that counts tokens with the tokenizer of `model`.
+
+    None takes the default base model.
+    """
     tokenizer = load_tokenizer(find_base(model, cache_folder()))
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
 
@@ -44,6 +47,7 @@ class Lanes:
         self._texts: defaultdict[int, str] = defaultdict(str)
 
     def feed(self, event: Event) -> None:
+        """Take the next event of the answer."""
         match event:
             case Opened(thread, topic, tokens):
                 self._titles[thread] = f"{topic or 'chunk'} ~{tokens}"
@@ -57,7 +61,7 @@ class Lanes:
                 self._states[MAIN] = "cut off" if truncated else "done"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw what fits: the newest chunks when there are more lanes than lines."""
+        """Draw a line for each thread; of too many, only the main thread and the newest chunks."""
         table = Table.grid(padding=(0, 1))
         table.add_column(no_wrap=True, max_width=28)
         table.add_column(no_wrap=True, width=8)

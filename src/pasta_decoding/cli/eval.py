@@ -15,8 +15,8 @@ import typer
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.api.opening import ENGINES, choose_engine, find_files
 from pasta_decoding.cli.console import bar, cache_folder, say
+from pasta_decoding.cli.opening import decoder_for
 from pasta_decoding.cli.options import HiddenFields, command
-from pasta_decoding.cli.run import opened_decoder
 from pasta_decoding.data.endpoint import Endpoint, endpoint_key
 from pasta_decoding.data.lines import locked
 from pasta_decoding.data.rows import read_questions
@@ -29,10 +29,10 @@ from pasta_decoding.scheduling.decoder import Decoder
 
 if TYPE_CHECKING:
     from pasta_decoding.evaluation.generate import Job, Plan
-    from pasta_decoding.evaluation.methods import MethodChoice
+    from pasta_decoding.evaluation.methods import Method, MethodChoice
 
-TURNS = 3
-"""How often each method answers a prompt with --timing; the report takes the median turn."""
+TIMED_REPEATS = 3
+"""With --timing, each method answers a prompt this often; the report takes the median."""
 
 
 @command(
@@ -71,67 +71,90 @@ def generate(
         raise PastaError("--timing answers one prompt at a time: leave out --max-concurrency")
     if timing and engine.is_remote:
         raise PastaError("--timing is for an engine in this process")
-    together, turns = (1, TURNS) if timing else (max_concurrency or 16, None)
-    plan = Plan(together, turns, max_seconds, generation.seed)
-    chosen = choose_methods(method, engine.model, remote=engine.is_remote)
+    plan = Plan(
+        max_concurrency=1 if timing else max_concurrency or 16,
+        repeats=TIMED_REPEATS if timing else None,
+        max_seconds=max_seconds,
+        seed=generation.seed,
+    )
+    choices = choose_methods(method, engine.model, remote=engine.is_remote)
     questions = read_questions(prompts)[:limit]
     settings = settings_of(plan, generation, prompts, len(questions))
-    jobs = jobs_of(chosen, engine, generation, settings)
-    with locked(out), bar(desc="answering", total=len(chosen) * len(questions)) as shown:
-        found = answer_all(jobs, questions, out, plan, shown.update)
-    for label, records in found.items():
+    jobs = jobs_of(choices, engine, generation, settings)
+    with locked(out), bar(desc="answering", total=len(choices) * len(questions)) as progress:
+        records_by_label = answer_all(jobs, questions, out, plan, progress.update)
+    for label, records in records_by_label.items():
         print_summary(label, records)
 
 
-def settings_of(plan: Plan, config: GenerationConfig, prompts: Path, number: int) -> dict[str, Any]:
-    """Return what answers depend on whatever the method, as run.json has it."""
-    sampled = {"temperature": config.temperature, "top_p": config.top_p, "seed": config.seed}
-    return {
+def settings_of(
+    plan: Plan, config: GenerationConfig, prompts: Path, prompt_count: int
+) -> dict[str, Any]:
+    """Return the settings that answers of all methods depend on, as run.json has them."""
+    sampling: Any = "greedy"
+    if config.temperature:
+        sampling = {
+            "temperature": config.temperature,
+            "top_p": config.top_p,
+            "seed": config.seed,
+        }
+    settings = {
         "max_tokens": config.max_tokens,
         "max_seconds": plan.max_seconds,
-        "prompts": {"file": prompts.name, "sha256": sha256(prompts)[:16], "number": number},
-        "sampling": sampled if config.temperature else "greedy",
+        "prompts": {
+            "file": prompts.name,
+            "sha256": sha256(prompts)[:16],
+            "number": prompt_count,
+        },
+        "sampling": sampling,
         "eagerness": config.eagerness,
         "repeats": plan.repeats,
         "max_concurrency": plan.max_concurrency,
-        # Seconds of two machines are not of one run.
-        **({"machine": machine()} if plan.repeats else {}),
     }
+    if plan.repeats:  # a run that measures seconds belongs to one machine
+        settings["machine"] = machine()
+    return settings
 
 
 def jobs_of(
-    chosen: Sequence[MethodChoice],
+    choices: Sequence[MethodChoice],
     engine: EngineConfig,
     config: GenerationConfig,
     settings: dict[str, Any],
 ) -> list[Job]:
-    """Return the methods, ready to be loaded; those with one adapter share a decoder."""
+    """Return a job for each method. Methods with the same adapter and engine share a decoder."""
     from pasta_decoding.evaluation.generate import Job
     from pasta_decoding.evaluation.methods import OF_HF, make_method
 
-    loaded: dict[EngineConfig, Decoder] = {}
+    decoders: dict[EngineConfig, Decoder] = {}
 
-    def decoder(own: EngineConfig) -> Decoder:
-        if own not in loaded:
-            if settings["repeats"] is None:  # else all take turns
-                loaded.clear()
+    def shared_decoder(engine: EngineConfig) -> Decoder:
+        if engine not in decoders:
+            # Timed methods take turns, so all decoders stay loaded. Others need one at a time.
+            if settings["repeats"] is None:
+                decoders.clear()
                 gc.collect()
-            loaded[own] = opened_decoder(own)
-        return loaded[own]
+            decoders[engine] = decoder_for(engine)
+        return decoders[engine]
 
-    def job(one: MethodChoice) -> Job:
-        of_hf = one.name in OF_HF
-        own = replace(
+    def job(choice: MethodChoice) -> Job:
+        by_transformers = choice.name in OF_HF
+        engine_of_method = replace(
             engine,
-            adapter=one.adapter,
-            model=model_beside(one.adapter, engine.model),
-            engine="torch" if of_hf else engine.engine,
+            adapter=choice.adapter,
+            model=model_beside(choice.adapter, engine.model),
+            engine="torch" if by_transformers else engine.engine,
         )
-        told = describe(own) | settings | {"method": one.name}
-        told |= {"engine": "transformers"} if of_hf else {}
-        return Job(one.label, told, lambda: make_method(one.name, decoder(own), config))
+        description = describe(engine_of_method) | settings | {"method": choice.name}
+        if by_transformers:
+            description["engine"] = "transformers"
 
-    return [job(one) for one in chosen]
+        def load() -> Method:
+            return make_method(choice.name, shared_decoder(engine_of_method), config)
+
+        return Job(choice.label, description, load)
+
+    return [job(choice) for choice in choices]
 
 
 def describe(engine: EngineConfig) -> dict[str, Any]:
@@ -147,11 +170,12 @@ def describe(engine: EngineConfig) -> dict[str, Any]:
         "context": engine.cache_tokens,
         "threads": engine.threads,
         "device": engine.device,
-        "join": engine.join and engine.join.value,  # else the adapter's digest tells it
+        "join": engine.join and engine.join.value,  # None: the adapter's digest implies it
     }
 
 
 def print_summary(label: str, records: Sequence[Record]) -> None:
+    """Print means of a method's answers, and each failure."""
     done = [record for record in records if record.error is None]
     failed = [record for record in records if record.error is not None]
     line = f"{label}: {len(records)} prompts, {len(failed)} failed"
@@ -187,16 +211,16 @@ def report(
 
     folders = find_runs(runs)
     if judge_base_url is None and judge_model is None:
-        found = build_report(folders)
+        comparison = build_report(folders)
     elif judge_base_url is None or judge_model is None:
         raise PastaError("a judge is named by --judge-base-url http://host/v1 and --judge-model m")
     else:
         judge = Endpoint(judge_base_url, judge_model, endpoint_key(os.environ))
-        comparisons = 2 * len(folders[0].records) * (len(folders) - 1)
-        with bar(desc="judging", total=comparisons) as shown:
-            found = build_report(folders, partial(judge_run, judge, shown.update))
-    write_text(out / "index.html", render(found))
-    write_json(out / "report.json", numbers(found))
-    for note in found.notes:
+        verdict_count = 2 * len(folders[0].records) * (len(folders) - 1)
+        with bar(desc="judging", total=verdict_count) as progress:
+            comparison = build_report(folders, partial(judge_run, judge, progress.update))
+    write_text(out / "index.html", render(comparison))
+    write_json(out / "report.json", numbers(comparison))
+    for note in comparison.notes:
         say(note)
     typer.echo(out / "index.html")

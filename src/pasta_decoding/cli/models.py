@@ -11,7 +11,7 @@ from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.defaults import default_adapter
 from pasta_decoding.api.opening import gguf_type, write_export
 from pasta_decoding.cli.console import cache_folder, say
-from pasta_decoding.cli.options import Base, command
+from pasta_decoding.cli.options import ModelOption, command
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.bases import BASES, cache_entries
 from pasta_decoding.models.catalog import (
@@ -44,8 +44,8 @@ def models(
         entries = [entry for entry in entries if entry.kind == "export"]
     else:
         for base in BASES.values():
-            about = f"{base.name} ({base.hub}, {base.licence}; {base.memory_gb:g} GB of memory)"
-            typer.echo(f"{base.disk_gb * 1000:9.1f} MB  base      {about}")
+            text = f"{base.name} ({base.hub}, {base.licence}; {base.memory_gb:g} GB of memory)"
+            typer.echo(f"{base.disk_gb * 1000:9.1f} MB  base      {text}")
         for name in shipped_adapters():
             files = [path for path in find_adapter(name).rglob("*") if path.is_file()]
             size_bytes = sum(path.stat().st_size for path in files)
@@ -56,8 +56,8 @@ def models(
         elif clean:
             path.unlink()
         typer.echo(f"{size_bytes / 1e6:9.1f} MB  {kind:8}  {path.relative_to(cache)}")
-    total = sum(entry.size_bytes for entry in entries) / 1e6
-    say(f"{total:.1f} MB {'freed' if clean else f'in {cache}'}")
+    total_mb = sum(entry.size_bytes for entry in entries) / 1e6
+    say(f"{total_mb:.1f} MB {'freed' if clean else f'in {cache}'}")
 
 
 @command("pasta pull", "pasta pull qwen2.5-coder-1.5b")
@@ -82,7 +82,7 @@ def export(
     dtype: Annotated[
         str, typer.Option(help="Number format of a GGUF file, as in `pasta run`; auto is float16.")
     ] = "auto",
-    model: Base = None,
+    model: ModelOption = None,
 ) -> None:
     """Write base model and adapter as one: a GGUF file, or a merged Hugging Face checkpoint."""
     file_type = gguf_type(EngineConfig(dtype=dtype).dtype)

@@ -17,7 +17,7 @@ import typer
 
 from pasta_decoding.setting import Setting
 
-Base = Annotated[
+ModelOption = Annotated[
     Path | None,
     typer.Option(help="Folder of the base model, or its name on the hub; else the default one."),
 ]

@@ -1,11 +1,9 @@
 """The commands `run`, `compare` and `chat`."""
 
 import json
-import os
 import sys
 from contextlib import suppress
 from dataclasses import asdict, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,20 +11,15 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from pasta_decoding.answer.record import Answer
-from pasta_decoding.answer.vocabulary import Vocabulary
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
-from pasta_decoding.api.defaults import default_adapter
-from pasta_decoding.api.model import Model
-from pasta_decoding.api.model import Prompt as Conversation
-from pasta_decoding.api.opening import open_decoder
+from pasta_decoding.api.model import Model, Prompt
 from pasta_decoding.api.streams import Result, Stream
-from pasta_decoding.cli.console import Lanes, cache_folder, say
+from pasta_decoding.cli.console import Lanes, say
+from pasta_decoding.cli.opening import decoder_for, with_default
 from pasta_decoding.cli.options import AsJson, HiddenFields, System, command
+from pasta_decoding.cli.trace import chrome_trace
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import to_json, write_text
-from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.lang.tree import Chunk
 from pasta_decoding.models.catalog import (
     adapter_name,
     baseline_of,
@@ -34,11 +27,10 @@ from pasta_decoding.models.catalog import (
     short_name,
     whole_model,
 )
-from pasta_decoding.scheduling.decoder import Decoder
 
-Prompt = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
-FEW_OF_ANSWER = HiddenFields({"top_p", "eagerness", "seed"})
-FEW_OF_ENGINE = HiddenFields({"join", "max_model_len", "cache_tokens", "threads", "device"})
+Question = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
+RARE_ANSWER_FIELDS = HiddenFields({"top_p", "eagerness", "seed"})
+RARE_ENGINE_FIELDS = HiddenFields({"join", "max_model_len", "cache_tokens", "threads", "device"})
 
 CHAT_HELP = """/new    forget what was said
 /show   draw the threads while they write, or stop drawing them
@@ -51,7 +43,7 @@ Ctrl-C stops an answer; that turn is forgotten."""
     "pasta run --temperature 0.8 --seed 7 --json - < question.txt",
 )
 def run(
-    prompt: Prompt,
+    prompt: Question,
     system: System = None,
     show: Annotated[bool, typer.Option("--show", help="Draw the threads as they write.")] = False,
     sequential: Annotated[
@@ -66,21 +58,22 @@ def run(
     engine: Annotated[EngineConfig, HiddenFields({"max_model_len", "cache_tokens"})],
 ) -> None:
     """Answer a question; threads write independent parts of the answer at the same time."""
-    generation, engine = replace(generation, parallel=not sequential), with_default(engine)
-    question = asked(prompt, system)
+    generation = replace(generation, parallel=not sequential)
+    engine = with_default(engine)
+    conversation = conversation_of(prompt, system)
     if show and as_json:
         raise PastaError("--show draws for a person, --json prints for a program: leave one out")
     if trace is not None and engine.is_remote:
         raise PastaError("--trace needs an engine of this process: servers report no times")
     if trace is not None and not trace.parent.is_dir():
         raise PastaError(f"there is no folder {trace.parent} to write the trace into")
-    with Model(opened_decoder(engine)) as model:
+    with Model(decoder_for(engine)) as model:
         if as_json:
-            stream = model.stream(question, generation)
-            list(stream)
+            stream = model.stream(conversation, generation)
+            list(stream)  # run it to its end
             typer.echo(json.dumps(answer_json(stream.result, model, engine), ensure_ascii=False))
         else:
-            stream = answer_shown(model, question, generation, show=show)
+            stream = print_answer(model, conversation, generation, show=show)
         if trace is not None:
             write_text(trace, to_json(chrome_trace(stream.answer, model.decoder.vocabulary)))
 
@@ -90,7 +83,7 @@ def run(
     'pasta compare --adapter runs/mine/adapter --baseline none "Why?"',
 )
 def compare(
-    prompt: Prompt,
+    prompt: Question,
     baseline: Annotated[
         str | None,
         typer.Option(help="Adapter or merged model; else a shipped baseline, or the base model."),
@@ -98,62 +91,80 @@ def compare(
     system: System = None,
     as_json: AsJson = False,
     *,
-    generation: Annotated[GenerationConfig, FEW_OF_ANSWER, HiddenFields({"temperature"})],
-    engine: Annotated[EngineConfig, FEW_OF_ENGINE, HiddenFields({"base_url", "dtype"})],
+    generation: Annotated[GenerationConfig, RARE_ANSWER_FIELDS, HiddenFields({"temperature"})],
+    engine: Annotated[EngineConfig, RARE_ENGINE_FIELDS, HiddenFields({"base_url", "dtype"})],
 ) -> None:
     """Answer a question in parallel, then by a sequential baseline; compare their figures.
 
     The baseline of the shipped adapters was trained on many of the same responses, without tags.
     """
-    question, engine = asked(prompt, system), with_default(engine)
+    conversation = conversation_of(prompt, system)
+    engine = with_default(engine)
     words = baseline_of(engine.adapter, engine.model, baseline, is_remote=engine.is_remote)
     rival = replace(engine, adapter=words.adapter, model=words.model)
-    alone = replace(generation, parallel=False)
-    results: dict[str, dict[str, Any]] = {}
-    for name, one, how in (("parallel", engine, generation), ("sequential", rival, alone)):
-        checkpoint = short_name(one.adapter, one.model)
-        with Model(opened_decoder(one)) as model:
-            model.answer(question, max_tokens=8)  # the clock starts when it is warm
-            if as_json:
-                result = model.answer(question, how)
-            else:
-                say(f"\n{name}: {checkpoint}")
-                result = answer_shown(model, question, how, show=False).result
-            results[name] = {"checkpoint": checkpoint} | answer_json(result, model, one)
-        del model  # one at a time is in memory
+    parallel = _compared("parallel", engine, generation, conversation, as_json=as_json)
+    generation = replace(generation, parallel=False)
+    sequential = _compared("sequential", rival, generation, conversation, as_json=as_json)
     if as_json:
+        results = {"parallel": parallel, "sequential": sequential}
         typer.echo(json.dumps(results, ensure_ascii=False))
         return
-    own_s, rival_s = (one["wall_s"] / max(1, one["plain_tokens"]) for one in results.values())
+    parallel_token_s = parallel["wall_s"] / max(1, parallel["plain_tokens"])
+    sequential_token_s = sequential["wall_s"] / max(1, sequential["plain_tokens"])
+    speedup = sequential_token_s / parallel_token_s
     say(f"\n{short_name(words.adapter, words.model)} is {words.description}.")
-    say(f"The parallel answer has {rival_s / own_s:.2f}x its tokens a second.")
-    if any(one["truncated"] for one in results.values()):
+    say(f"The parallel answer has {speedup:.2f}x its tokens a second.")
+    if parallel["truncated"] or sequential["truncated"]:
         say("An answer that was cut off says little by its tokens and seconds.")
+
+
+def _compared(
+    name: str,
+    engine: EngineConfig,
+    generation: GenerationConfig,
+    conversation: Prompt,
+    *,
+    as_json: bool,
+) -> dict[str, Any]:
+    """Answer with one of the two models and return its figures.
+
+    The model is freed at the end, so that only one model is in memory.
+    """
+    checkpoint = short_name(engine.adapter, engine.model)
+    with Model(decoder_for(engine)) as model:
+        model.answer(conversation, max_tokens=8)  # so that the measured answer is not the first
+        if as_json:
+            result = model.answer(conversation, generation)
+        else:
+            say(f"\n{name}: {checkpoint}")
+            result = print_answer(model, conversation, generation, show=False).result
+        return {"checkpoint": checkpoint} | answer_json(result, model, engine)
 
 
 @command('pasta chat --system "Answer in two sentences."', "pasta chat --engine torch")
 def chat(
     system: System = None,
     *,
-    generation: Annotated[GenerationConfig, FEW_OF_ANSWER],
-    engine: Annotated[EngineConfig, FEW_OF_ENGINE],
+    generation: Annotated[GenerationConfig, RARE_ANSWER_FIELDS],
+    engine: Annotated[EngineConfig, RARE_ENGINE_FIELDS],
 ) -> None:
     """Chat with the model; each answer sees the conversation before it."""
-    history, show = opening(system), False
-    with Model(opened_decoder(with_default(engine))) as model:
+    history = system_messages(system)
+    show = False
+    with Model(decoder_for(with_default(engine))) as model:
         say("Ctrl-C stops an answer, Ctrl-D leaves, /help names the commands.")
         while (line := read_line()) not in (None, "/quit"):
             if line == "/new":
-                history = opening(system)
+                history = system_messages(system)
             elif line == "/show":
                 show = not show
             elif line and line.startswith("/"):
                 say(CHAT_HELP)
             elif line:
-                turn = [*history, {"role": "user", "content": line}]
+                conversation = [*history, {"role": "user", "content": line}]
                 try:
-                    text = answer_shown(model, turn, generation, show=show).result.text
-                    history = [*turn, {"role": "assistant", "content": text}]
+                    text = print_answer(model, conversation, generation, show=show).result.text
+                    history = [*conversation, {"role": "assistant", "content": text}]
                 except KeyboardInterrupt:
                     say("\nstopped; that turn is forgotten")
                 except PastaError as error:
@@ -161,9 +172,9 @@ def chat(
 
 
 def read_line() -> str | None:
-    """Return the next line, stripped; None at the end of the input."""
+    """Return the next line of standard input, stripped, or None at its end."""
     with suppress(ImportError):
-        import readline  # noqa: F401 (`input` takes its editing and history from it)
+        import readline  # noqa: F401 (it gives `input` editing and a history)
     prompt = "> " if sys.stdin.isatty() else ""
     while True:
         try:
@@ -178,53 +189,48 @@ def read_line() -> str | None:
             say(f"pasta: that line is not UTF-8 (byte {error.start})")
 
 
-def with_default(engine: EngineConfig) -> EngineConfig:
-    """Return the config with this machine's default adapter, where no model is named."""
-    if (engine.adapter or engine.model) is not None:
-        return engine
-    return replace(engine, adapter=default_adapter(cache_folder(), os.environ, engine))
-
-
-def opened_decoder(engine: EngineConfig) -> Decoder:
-    """Open a checkpoint with the user's cache, and with $PASTA_REMOTE_KEY as the servers' key."""
-    key = os.environ.get("PASTA_REMOTE_KEY")
-    return open_decoder(replace(engine, api_key=key), cache_folder())
-
-
-def opening(system: str | None) -> list[dict[str, str]]:
+def system_messages(system: str | None) -> list[dict[str, str]]:
     return [] if system is None else [{"role": "system", "content": system}]
 
 
-def asked(prompt: str, system: str | None) -> list[dict[str, str]]:
-    """Return the question, from standard input for `-`. Refuses what is empty or not UTF-8."""
+def conversation_of(prompt: str, system: str | None) -> list[dict[str, str]]:
+    """Return system prompt and question; `-` reads the question from standard input.
+
+    Raises PastaError if the question is empty or not UTF-8.
+    """
     if prompt == "-":
         with errors_as("the prompt is not UTF-8", UnicodeDecodeError):
             prompt = sys.stdin.buffer.read().decode("utf-8")
     if not prompt.strip():
         raise PastaError("the prompt is empty")
-    return [*opening(system), {"role": "user", "content": prompt}]
+    return [*system_messages(system), {"role": "user", "content": prompt}]
 
 
-def answer_shown(
-    model: Model, prompt: Conversation, generation: GenerationConfig, *, show: bool
+def print_answer(
+    model: Model, conversation: Prompt, generation: GenerationConfig, *, show: bool
 ) -> Stream[Any]:
-    """Print an answer while it is written, as lanes or in reading order, and a line of figures."""
+    """Print an answer while it is written, then a line of figures; return the finished stream.
+
+    show: draw the threads as lanes on standard error, and print the text at the end.
+    """
     stream: Stream[Any]
     if show:
-        lanes, console = Lanes(), Console(stderr=True)
+        lanes = Lanes()
+        console = Console(stderr=True)
         live = Live(lanes, console=console, refresh_per_second=12)
-        with model.events(prompt, generation) as stream, live:
+        with model.events(conversation, generation) as stream, live:
             for event in stream:
                 lanes.feed(event)
         if not console.is_terminal:
             console.line()  # on a terminal, rich ends the last line itself
         typer.echo(stream.result.text)
     else:
-        with model.stream(prompt, generation) as stream:
+        with model.stream(conversation, generation) as stream:
             for text in stream:
                 print(text, end="", flush=True)
         print()
-    result, threads = stream.result, 1 + len(stream.result.threads)
+    result = stream.result
+    threads = 1 + len(result.threads)
     say(
         f"{result.usage.plain_tokens} tokens in {result.critical_path} steps "
         f"({result.tokens_per_step:.2f}x), {threads} {'thread' if threads == 1 else 'threads'}, "
@@ -233,44 +239,15 @@ def answer_shown(
     return stream
 
 
-def chrome_trace(answer: Answer, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return Chrome trace events: in Perfetto, one lane a thread, one box a token.
-
-    This is the JSON object form of the Trace Event Format; times are microseconds.
-    """
-    trace, control = answer.trace, vocabulary.control
-    chunks = [node for node in answer.tree if isinstance(node, Chunk)]
-    topics = {MAIN: "main"} | {k: chunk.topic or "" for k, chunk in enumerate(chunks, start=1)}
-    events = [
-        {"ph": "M", "name": "thread_name", "pid": 0, "tid": k, "args": {"name": f"{k} {topic}"}}
-        for k, topic in topics.items()
-    ]
-    tags = {token: f"promise {tokens}" for tokens, token in control.promise_close.items()}
-    tags |= {control.promise_open: "promise", control.async_open: "async"}
-    tags |= {control.async_close: "/async", control.sync: "sync"}
-
-    boxes = [("prefill", MAIN, 0.0, trace.prefill_s, {"tokens": trace.prompt_tokens})]
-    starts_s = list(accumulate(trace.step_s, initial=trace.prefill_s))
-    for fed in trace.fed:
-        if fed.step <= len(trace.step_s):  # others were decided, but never fed
-            name = tags.get(fed.token) or vocabulary.texts[fed.token] or f"<{fed.token}>"
-            times_s = starts_s[fed.step - 1], trace.step_s[fed.step - 1]
-            boxes.append((name, fed.thread, *times_s, {"step": fed.step, "position": fed.position}))
-    for name, thread, start_s, seconds, about in boxes:
-        times = {"ts": round(start_s * 1e6, 1), "dur": round(seconds * 1e6, 1)}
-        events.append({"ph": "X", "name": name, "pid": 0, "tid": thread, **times, "args": about})
-    return {"traceEvents": events}
-
-
 def answer_json(result: Result, model: Model, engine: EngineConfig) -> dict[str, Any]:
-    """Return what `--json` prints of one answer. Completion tokens count tags as well."""
-    whole = whole_model(engine.adapter, engine.model)
+    """Return the figures of one answer for `--json`. Completion tokens include those of tags."""
+    whole_path = whole_model(engine.adapter, engine.model)
     adapter = adapter_name(engine.adapter, engine.model)
-    return {
+    figures: dict[str, Any] = {
         "text": result.text,
         "annotated": result.annotated,
-        "model": str(whole or engine.model or known_base_of(adapter)),
-        "adapter": adapter if whole is None and model.decoder.parallel else None,
+        "model": str(whole_path or engine.model or known_base_of(adapter)),
+        "adapter": adapter if whole_path is None and model.decoder.parallel else None,
         "engine": model.decoder.name,
         "prompt_tokens": result.usage.prompt_tokens,
         "completion_tokens": result.usage.fed_tokens,
@@ -281,5 +258,7 @@ def answer_json(result: Result, model: Model, engine: EngineConfig) -> dict[str,
         "interventions": result.interventions,
         "truncated": result.truncated,
         "wall_s": round(result.seconds, 3),
-        **({} if result.sent is None else {"sent": asdict(result.sent)}),
     }
+    if result.sent is not None:
+        figures["sent"] = asdict(result.sent)
+    return figures

@@ -13,8 +13,8 @@ import typer
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import check_local, open_local
 from pasta_decoding.cli.console import cache_folder, say
+from pasta_decoding.cli.opening import decoder_for, with_default
 from pasta_decoding.cli.options import command
-from pasta_decoding.cli.run import opened_decoder, with_default
 from pasta_decoding.errors import PastaError, require
 from pasta_decoding.models.catalog import (
     NO_ADAPTER,
@@ -55,41 +55,51 @@ def serve(
     from pasta_decoding.server.listen import address, http_server, is_loopback, open_socket
     from pasta_decoding.server.metrics import Metrics
 
-    key, metrics, engine = checked_key(settings.api_key), Metrics(), with_default(engine)
+    key = checked_key(settings.api_key)
+    metrics = Metrics()
+    engine = with_default(engine)
     if load.target_ms_per_token and engine.is_remote:
         raise PastaError("--target-ms-per-token needs an engine of this process")
     with open_socket(settings.host, settings.port) as listener:
-        own_names = (settings.host,) if key is None and is_loopback(listener) else None
+        hosts = (settings.host,) if key is None and is_loopback(listener) else None
         # A wrong baseline is refused before the model is loaded.
         rival = None if baseline is None else baseline_backend(engine, baseline, metrics)
-        decoder = warmed_up(opened_decoder(engine))
+        decoder = warmed_up(decoder_for(engine))
         if name is None:
             name = served_name(engine)
         backends = {name: Backend(lambda: decoder, metrics, load)}
         if rival is not None:
-            backends[rival[0] if rival[0] != name else f"{name}-baseline"] = rival[1]
+            rival_name, rival_backend = rival
+            if rival_name == name:
+                rival_name = f"{name}-baseline"
+            backends[rival_name] = rival_backend
         if key is None and not is_loopback(listener):
             say("anybody who reaches this address may ask: --api-key keeps them out")
         say(f"{name} at {address(listener)}")
-        logging.getLogger("pasta_decoding.server").setLevel(settings.log_level.upper())
-        for handler in logging.getLogger("pasta_decoding").handlers:
-            handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        app = create_app(backends, metrics, replace(settings, api_key=key, hosts=own_names))
-        with suppress(KeyboardInterrupt):  # uvicorn has stopped in good order; that is all
+        log_with_time(settings.log_level)
+        app = create_app(backends, metrics, replace(settings, api_key=key, hosts=hosts))
+        with suppress(KeyboardInterrupt):  # uvicorn raises it again after a clean stop
             http_server(app, list(backends.values())).run(sockets=[listener])
+
+
+def log_with_time(server_level: str) -> None:
+    """Set the log level of the server, and give all lines from now on a time and a level."""
+    logging.getLogger("pasta_decoding.server").setLevel(server_level.upper())
+    for handler in logging.getLogger("pasta_decoding").handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
 
 
 def served_name(engine: EngineConfig) -> str:
     """Return what clients call a checkpoint: `pasta-` and its adapter, or the model's own name."""
-    whole = whole_model(engine.adapter, engine.model)
-    path = whole or Path(short_name(engine.adapter, engine.model))
+    whole_path = whole_model(engine.adapter, engine.model)
+    path = whole_path or Path(short_name(engine.adapter, engine.model))
     name = path.resolve().name.removesuffix(".gguf")
-    has_adapter = whole is None and adapter_name(engine.adapter, engine.model) != NO_ADAPTER
+    has_adapter = whole_path is None and adapter_name(engine.adapter, engine.model) != NO_ADAPTER
     return f"pasta-{name}" if has_adapter else name
 
 
 def baseline_backend(engine: EngineConfig, baseline: str, metrics: Metrics) -> tuple[str, Backend]:
-    """Return the baseline's name, and what loads it when it is first asked for."""
+    """Return the baseline's name, and a backend that loads it for the first request."""
     from pasta_decoding.server.backend import Backend, warmed_up
 
     words = baseline_of(engine.adapter, engine.model, baseline, is_remote=engine.is_remote)

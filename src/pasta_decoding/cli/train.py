@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from pasta_decoding.cli.console import cache_folder, say
-from pasta_decoding.cli.options import Base, command
+from pasta_decoding.cli.options import ModelOption, command
 from pasta_decoding.data.rows import Question, Row, question_of, read_pairs, read_prompts, read_rows
 from pasta_decoding.errors import PastaError, errors_as, require
 from pasta_decoding.lang.layout import Joining
@@ -26,55 +26,62 @@ from pasta_decoding.training.config import (
     read_settings_file,
 )
 
-_KEYS = "Further keys of --config: "
+_HIDDEN_SETTINGS = "Further keys of --config: "
 
-File = Annotated[
+SettingsFile = Annotated[
     Path | None, typer.Option("--config", help="YAML file of settings; a run's config.json is one.")
 ]
 
-Out = Annotated[Path, typer.Option(help="Run folder; the same command resumes it.")]
+RunFolder = Annotated[Path, typer.Option(help="Run folder; the same command resumes it.")]
 
 
 @command(
     "pasta train sft --data rows.jsonl --out runs/sft",
     "pasta train sft --data rows.jsonl --plain --out runs/baseline",
-    notes=f"{_KEYS}{', '.join(sorted(hidden_settings(SftConfig)))}.",
+    notes=f"{_HIDDEN_SETTINGS}{', '.join(sorted(hidden_settings(SftConfig)))}.",
 )
 def sft(
     context: typer.Context,
-    out: Out,
-    model: Base = None,
-    file: File = None,
+    out: RunFolder,
+    model: ModelOption = None,
+    file: SettingsFile = None,
     *,
     config: SftConfig,
 ) -> None:
     """Stage 1: finetune on annotated responses (LoRA and the control-token rows, or everything)."""
-    found = given(context, file, config)
-    config = SftConfig(**{"base_name": hub_name(model)} | settings_of_start(found) | found)
+    settings = explicit_settings(context, file, config)
+    defaults: dict[str, Any] = {"base_name": hub_name(model)}
+    if settings.get("start") is not None:
+        adapter = find_adapter(settings["start"])
+        settings["start"] = str(adapter)
+        defaults |= settings_of_adapter(adapter)
+    config = SftConfig(**defaults | settings)
     require_training(config)
     from pasta_decoding.training.loop import processes
     from pasta_decoding.training.sft import train_sft
 
     base = find_base(model, cache_folder(), adapter=config.start or NO_ADAPTER)
-    rows, held_out = rows_of(config.data), rows_of(config.eval_data)
-    known = {row.asked for row in rows}
-    if both := sum(row.asked in known for row in held_out):
-        say(f"{both} of {len(held_out)} held-out prompts are trained on as well")
-    adapter = train_sft(config, rows, base=base, out=out, held_out=held_out)
+    rows = rows_of(config.data)
+    held_out = rows_of(config.eval_data)
+    trained_prompts = {row.asked for row in rows}
+    overlap = sum(row.asked in trained_prompts for row in held_out)
+    if overlap:
+        say(f"{overlap} of {len(held_out)} held-out prompts are trained on as well")
+    finished = train_sft(config, rows, base=base, out=out, held_out=held_out)
     if processes().is_main_process:
-        typer.echo(adapter)
+        typer.echo(finished)
 
 
 @command(
     "pasta train preference --prompts prompts.jsonl --policy runs/sft --baseline runs/baseline "
     "--out runs/preference",
-    notes=f"{_KEYS}{', '.join(sorted(hidden_settings(PreferenceConfig)))}.",
+    notes=f"{_HIDDEN_SETTINGS}{', '.join(sorted(hidden_settings(PreferenceConfig)))}.",
 )
 def preference(
     context: typer.Context,
-    out: Out,
-    model: Base = None,
-    file: File = None,
+    out: RunFolder,
+    model: ModelOption = None,
+    file: SettingsFile = None,
     samples_from: Annotated[
         Path | None,
         typer.Option(help="Use the first samples of this run folder: same policy, another lambda."),
@@ -83,16 +90,14 @@ def preference(
     config: PreferenceConfig,
 ) -> None:
     """Stage 2: train on the best and worst of sampled answers (BoNBoN), in rounds."""
-    config = PreferenceConfig(**given(context, file, config))
+    options = list(explicit_settings(context, None, config))
+    if samples_from is not None:
+        options.append("samples_from")
+    config = PreferenceConfig(**explicit_settings(context, file, config))
     require_training(config)
-    typed = given(context, None, config) | ({"samples_from": 1} if samples_from else {})
-    if config.pairs and (idle := [name for name in typed if name in IDLE_WITH_PAIRS]):
-        raise PastaError(f"nothing is sampled with --pairs: leave out {', '.join(idle)}")
-    for name in ("policy",) if config.pairs else ("prompts", "policy", "baseline"):
-        if not getattr(config, name):
-            raise PastaError(f"--{name} is missing")
-    named = (config.policy, config.baseline)
-    policy, baseline = (str(find_adapter(name)) if name else "" for name in named)
+    check_options(config, options)
+    policy = str(find_adapter(config.policy))
+    baseline = str(find_adapter(config.baseline)) if config.baseline else ""
     from pasta_decoding.training.loop import processes
     from pasta_decoding.training.preference import PreferenceRun, resolve_engine, share_samples
 
@@ -105,35 +110,53 @@ def preference(
     pairs = [pair for path in config.pairs for pair in read_pairs(Path(path))]
     key = os.environ.get("PASTA_REMOTE_KEY")
     run = PreferenceRun(config, base, out, cache_folder(), key)
-    adapter = run.train(prompts_of(config), pairs)
+    finished = run.train(prompts_of(config), pairs)
     if processes().is_main_process:
-        typer.echo(adapter)
+        typer.echo(finished)
 
 
-def given(context: typer.Context, file: Path | None, config: Config) -> dict[str, Any]:
-    """Return the settings that a user gave: the file's, and the command line's above them."""
-    found = read_settings_file(file, type(config)) if file else {}
-    for name in (one.name for one in fields(config)):
-        source = context.get_parameter_source(name)
+def check_options(config: PreferenceConfig, options: Sequence[str]) -> None:
+    """Raise PastaError if stage 2 lacks an option, or has options that --pairs makes idle.
+
+    options: names of the options on the command line.
+    """
+    idle = [name for name in options if name in IDLE_WITH_PAIRS]
+    if config.pairs and idle:
+        raise PastaError(f"nothing is sampled with --pairs: leave out {', '.join(idle)}")
+    required = ["policy"] if config.pairs else ["prompts", "policy", "baseline"]
+    for name in required:
+        if not getattr(config, name):
+            raise PastaError(f"--{name} is missing")
+
+
+def explicit_settings(context: typer.Context, file: Path | None, config: Config) -> dict[str, Any]:
+    """Return the settings of the file, and over them those of the command line, without defaults.
+
+    config: the settings that typer made of the command line.
+    """
+    settings = read_settings_file(file, type(config)) if file else {}
+    for field in fields(config):
+        source = context.get_parameter_source(field.name)
         if source is not None and source.name == "COMMANDLINE":
-            found[name] = getattr(config, name)
-    return found
+            settings[field.name] = getattr(config, field.name)
+    return settings
 
 
-def settings_of_start(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that a run takes over from the adapter it starts from."""
-    if found.get("start") is None:
-        return {}
-    folder = find_adapter(found["start"])
-    found["start"], start = str(folder), read_checkpoint(folder)
+def settings_of_adapter(folder: Path) -> dict[str, Any]:
+    """Return the settings that a run inherits from the adapter that it starts from."""
+    checkpoint = read_checkpoint(folder)
     with errors_as(f"{folder} was trained for a join that this version does not know", ValueError):
-        joins = tuple(map(Joining, start.joins))
-    own = {"scheme": start.scheme, "topic": start.topic, "joins": joins}
-    return own | {"base_name": start.base.name}
+        joins = tuple(Joining(join) for join in checkpoint.joins)
+    return {
+        "base_name": checkpoint.base.name,
+        "scheme": checkpoint.scheme,
+        "topic": checkpoint.topic,
+        "joins": joins,
+    }
 
 
 def require_training(config: Config) -> None:
-    """Refuse to train without what the extra `train` brings, or a tracker that is asked for."""
+    """Raise PastaError if the extra `train` or a tracker of `config.report_to` is not installed."""
     for package in ("accelerate", "peft"):
         require(package, extra="train", doing="training")
     for name in config.report_to:
@@ -147,7 +170,11 @@ def rows_of(paths: Sequence[str]) -> list[Row]:
 
 def prompts_of(config: PreferenceConfig) -> list[Question]:
     """Return the prompts to use, each once and shuffled, so that a limit takes a fair sample."""
-    asked = dict.fromkeys(one for path in config.prompts for one in read_prompts(Path(path)))
-    kept = [one for one in asked if one.strip() and len(one) <= config.max_prompt_chars]
-    random.Random(config.seed).shuffle(kept)
-    return [question_of(one) for one in kept[: config.limit]]
+    texts = [text for path in config.prompts for text in read_prompts(Path(path))]
+    usable = [
+        text
+        for text in dict.fromkeys(texts)
+        if text.strip() and len(text) <= config.max_prompt_chars
+    ]
+    random.Random(config.seed).shuffle(usable)
+    return [question_of(text) for text in usable[: config.limit]]
