@@ -21,6 +21,7 @@ WITH_SEAMS = {
     "a title on one item only": (["mixed_markup"], "1. **[[Tea**: hot]]\n2. [[Milk: cold]]"),
     "a title by main text alone": (["mixed_markup"], "- **Tea:** hot\n- Milk\n- Beer"),
     "a title that the chunk opens": (["mixed_markup"], "1. [[**Tea**: hot]]\n2. [[Milk: cold]]"),
+    "a title with a full stop": (["mixed_markup"], "- [[**Hot.** Tea]]\n- [[Milk]]"),
     "one sentence twice": (
         ["shared_lines"],
         "[[Rest. This helps you to sleep.]] [[Read a book: this helps you to sleep!]]",

@@ -15,7 +15,7 @@ _ITEM = re.compile(
     r"(?:(?P<bullet>[-+*\u2022\u2013])|(?P<bold>\*\*)?(?P<number>\d{1,3})[.)])\s+(?P<words>.*)"
 )
 _TITLE = re.compile(r"\s*(?:#{1,6} |(?:\*\*|__)[^*_]+(?:\*\*|__):?\s*$)")
-_LEAD_IN = re.compile(r"\*{1,3}[^*]+(?::\*|\*{1,3}\s*(?:$|[:(\u2013\u2014-]))")
+_LEAD_IN = re.compile(r"\*{1,3}[^*]+(?:[:.!?]\*|\*{1,3}\s*(?:$|[:(\u2013\u2014-]))")
 _LETTER = re.compile(r"[^\W\d_]")
 
 
