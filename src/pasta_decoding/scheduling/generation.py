@@ -328,7 +328,7 @@ class Generation:
     def _rewrite(self, ids: tuple[int, ...], position: int) -> None:
         """Let main go on behind the first chunk: it will be fed `ids` from `position` on."""
         assert self.joined_branch is not None, (
-            "the first chunk's branch is awaits_join for a rewrite"
+            "the branch of the first chunk stays open for a rewrite"
         )
         self.engine.close(self.branches[MAIN])
         self.branches[MAIN] = self.joined_branch
