@@ -1,4 +1,4 @@
-"""Adapters on vLLM servers that run: put there in the form that vLLM reads, and taken away.
+"""Adapters on running vLLM servers: loaded in vLLM's own format, and unloaded.
 
 https://docs.vllm.ai/en/latest/features/lora/
 """
@@ -22,17 +22,21 @@ from pasta_decoding.remote.client import headers
 def served_adapter(
     base: Path, adapter: Path, folder: Path, base_urls: Sequence[str], *, api_key: str | None
 ) -> Iterator[None]:
-    """Let servers of the base model hold an adapter, under the name of `folder`, in the block.
+    """Within the block, servers of the base model serve an adapter under the name of `folder`.
 
-    folder: for vLLM's form of the adapter; servers must see it, and it goes with the block.
+    folder: holds the adapter in vLLM's format. The servers must see it; the block's end deletes it.
 
-    Raises PastaError for a server that takes no adapters, or not this one.
+    Raises PastaError if a server cannot load adapters, or this one.
     """
-    urls = [checked_url(one, alone="/v1") for one in base_urls]
+    urls = [checked_url(base_url, alone="/v1") for base_url in base_urls]
 
-    def post(url: str, action: str, **more: str) -> httpx.Response:
-        body, key = {"lora_name": folder.name, **more}, headers(api_key)
-        return httpx.post(f"{url}/{action}_lora_adapter", json=body, headers=key, timeout=600)
+    def post(url: str, action: str, **fields: str) -> httpx.Response:
+        return httpx.post(
+            f"{url}/{action}_lora_adapter",
+            json={"lora_name": folder.name, **fields},
+            headers=headers(api_key),
+            timeout=600,
+        )
 
     try:
         rank = write_lora(base, adapter, folder)
@@ -40,10 +44,10 @@ def served_adapter(
             with errors_as(f"no server is ready: {url}", httpx.TransportError):
                 reply = post(url, "load", lora_path=str(folder.resolve()))
             if reply.status_code != 200 and "already been loaded" not in reply.text:
-                start = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve BASE --enable-lora"
+                command = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve BASE --enable-lora"
                 raise PastaError(
                     f"{url} loads no adapters, or not this one: {excerpt(reply.text)}",
-                    hint=f"{start} --max-lora-rank {rank}",
+                    hint=f"{command} --max-lora-rank {rank}",
                 )
         yield
     finally:
@@ -54,24 +58,31 @@ def served_adapter(
 
 
 def write_lora(base: Path, adapter: Path, folder: Path) -> int:
-    """Write an adapter as LoRA alone, a rank for each trained token row; return the rank.
+    """Write an adapter as plain LoRA, and return its rank.
 
-    vLLM has LoRA on embeddings for some families only, such as Llama and Qwen 3.
+    Trained token rows become LoRA on the embeddings, with a rank for each row. vLLM applies that
+    for some families of models only, such as Llama and Qwen 3.
     """
     from safetensors.torch import save_file
 
     loaded = load_base(BaseWithAdapter(base, adapter), dtype="bfloat16")
     weights = dict(loaded.model.named_parameters())
-    added, tensors = read_layer_updates(weights, adapter), {}
-    for layer, (down_RI, up_OR) in added.items():
-        pair = {"lora_A.weight": down_RI, "lora_B.weight": up_OR}
-        if layer == EMBEDDINGS:  # which look rows up, and multiply nothing
-            pair = {"lora_embedding_A": up_OR.T, "lora_embedding_B": down_RI.T}
-        for part, one in pair.items():
-            tensors[f"base_model.model.{layer}.{part}"] = one.bfloat16().contiguous()
-    rank = max(len(down_RI) for down_RI, _ in added.values())
-    layers = sorted({layer.rpartition(".")[2] for layer in added})
-    settings = {"r": rank, "lora_alpha": rank, "target_modules": layers}  # the scale is in `up_OR`
+    updates = read_layer_updates(weights, adapter)
+    tensors = {}
+    for layer, (down_RI, up_OR) in updates.items():
+        if layer == EMBEDDINGS:  # vLLM looks up rows of A, so the factors change places
+            factors = {"lora_embedding_A": up_OR.T, "lora_embedding_B": down_RI.T}
+        else:
+            factors = {"lora_A.weight": down_RI, "lora_B.weight": up_OR}
+        for name, factor in factors.items():
+            tensors[f"base_model.model.{layer}.{name}"] = factor.bfloat16().contiguous()
+    rank = max(len(down_RI) for down_RI, _ in updates.values())
+    layer_names = sorted({layer.rpartition(".")[2] for layer in updates})
+    settings = {
+        "r": rank,
+        "lora_alpha": rank,  # a scale of 1: `up_OR` includes the adapter's own
+        "target_modules": layer_names,
+    }
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")

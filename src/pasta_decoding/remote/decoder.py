@@ -1,4 +1,4 @@
-"""One served model, ready to answer: what `runtime.decoder` and `Scheduler` are to an engine."""
+"""A checkpoint on servers: a decoder and a scheduler as those of an engine in this process."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from pasta_decoding.scheduling.scheduler import Activity
 
 MAX_MODELS_BYTES = 2**20
 STEP_S = 0.02
-"""The longest that a step waits for news: new requests and cancels may wait as long."""
+"""A step waits this long for news at most. New requests and cancels wait for its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteDecoder(Decoder):
-    """A checkpoint that servers have. Its tokenizer and its `pasta.json` are here."""
+    """A checkpoint on servers. Its tokenizer and its `pasta.json` are in this process."""
 
     service: Service
 
@@ -65,10 +65,10 @@ class RemoteDecoder(Decoder):
 
 @dataclass(eq=False)
 class RemoteScheduler:
-    """As `Scheduler`, over servers. Its answers are written while `step` waits for their news.
+    """Has the methods of `Scheduler`, over servers. Answers are written during calls of `step`.
 
-    max_requests: how many are written at a time; None sets no limit.
-    on_sent: called with what an answer asked of servers, whatever ended it.
+    max_requests: limit on answers written at a time; None: no limit.
+    on_sent: called at the end of each answer, failed ones included, with its use of servers.
     """
 
     decoder: RemoteDecoder
@@ -76,55 +76,65 @@ class RemoteScheduler:
     on_sent: Callable[[ServerUsage], object]
 
     def __post_init__(self) -> None:
-        self._places = asyncio.Semaphore(self.max_requests) if self.max_requests else nullcontext()
+        self._admission = (
+            asyncio.Semaphore(self.max_requests) if self.max_requests else nullcontext()
+        )
         self._pool = ReplicaPool(self.decoder.service)
         self._news = asyncio.Event()
         self._loop = asyncio.new_event_loop()
-        self._unended: list[AnswerWriter] = []
+        self._writers: list[AnswerWriter] = []  # of answers that have not ended
 
     @property
     def activity(self) -> Activity:
-        unended = [one for one in self._unended if not one.task.done()]
-        let_in = [one.interpreter for one in unended if one.trace.sent is not None]
-        return Activity(len(let_in), live_threads=sum(len(one.writing) for one in let_in))
+        running = [
+            writer.interpreter
+            for writer in self._writers
+            if writer.trace.sent is not None and not writer.task.done()
+        ]
+        live_threads = sum(len(interpreter.writing) for interpreter in running)
+        return Activity(len(running), live_threads)
 
     def check(self, request: Request) -> None:
+        """Raise PastaError if the servers could never answer `request`. Any thread may call."""
         service = self.decoder.service
         check_fits(request, Limits(service.vocabulary_size, service.max_positions))
 
     def add(self, request: Request) -> AnswerWriter:
+        """Queue a request; the returned writer will have its answer. Raises as `check` does."""
         self.check(request)
         writer = AnswerWriter(request, self.decoder.vocabulary, self._pool, self._news.set)
         writer.task = self._loop.create_task(self._write(writer))
-        self._unended.append(writer)
+        self._writers.append(writer)
         return writer
 
     def step(self) -> int:
-        """Let answers be written until there is news of one; 0: they take no steps of an engine."""
+        """Run the event loop until there is news, or for STEP_S. Returns 0: there is no engine."""
         with suppress(TimeoutError):
             self._loop.run_until_complete(asyncio.wait_for(self._news.wait(), STEP_S))
         self._news.clear()
-        self._unended = [one for one in self._unended if not one.task.done()]
+        self._writers = [writer for writer in self._writers if not writer.task.done()]
         return 0
 
     def cancel(self, *writers: AnswerWriter) -> None:
-        for one in writers:
-            if one.task.cancel():
+        """End these answers and their requests at once."""
+        for writer in writers:
+            if writer.task.cancel():
                 with suppress(asyncio.CancelledError, Exception):
-                    self._loop.run_until_complete(one.task)
+                    self._loop.run_until_complete(writer.task)
 
     def close(self) -> None:
-        self.cancel(*self._unended)
+        """Cancel all answers and close the connections."""
+        self.cancel(*self._writers)
         self._loop.run_until_complete(self._pool.aclose())
         self._loop.close()
 
     async def _write(self, writer: AnswerWriter) -> Answer:
         try:
-            async with self._places:
+            async with self._admission:
                 return await writer.run()
         finally:
-            if (sent := writer.trace.sent) is not None:
-                self.on_sent(sent)
+            if writer.trace.sent is not None:
+                self.on_sent(writer.trace.sent)
             self._news.set()
 
 
@@ -136,62 +146,69 @@ def remote_decoder(
     api_key: str | None = None,
     joining: Joining | None = None,
 ) -> RemoteDecoder:
-    """Find out what the servers have, and read everything but weights of the same checkpoint here.
+    """Return a decoder for a model on servers. All of its checkpoint but the weights is read here.
 
-    names: what the model may be called there; of no interest where there is only one.
+    names:   the names that the model may have at the servers; ignored where it is the only one.
+    joining: `text` decodes even with a checkpoint that was not trained for this join, the only one
+             that servers can do.
 
-    Raises PastaError if no server is ready, if they do not serve one model, or if the
-    checkpoint was not trained for the `text` join, the only one there; `joining` insists.
+    Raises PastaError if no server is ready, if they serve different models, or if the checkpoint
+    cannot be decoded there.
     """
     if not base_urls:
         raise PastaError("no server is named; give --base-url http://HOST:PORT/v1")
     if joining is Joining.kv:
         raise PastaError("servers of completions cannot join keys, only text")
-    urls = tuple(dict.fromkeys(checked_url(one, alone="/v1") for one in base_urls))
+    checked_urls = [checked_url(base_url, alone="/v1") for base_url in base_urls]
+    urls = tuple(dict.fromkeys(checked_urls))
     loaded = load_metadata(source)
     config = loaded.model.config
-    most: int = config.max_position_embeddings
+    max_positions: int = config.max_position_embeddings
     fields = decoder_fields(loaded, config.vocab_size, joining, (Joining.text,))
-    model, served_positions = find_model(urls, names, api_key=api_key)
-    positions = min(most, served_positions or most)
-    service = Service(urls, model, config.vocab_size, positions, api_key)
+    model, max_model_len = find_model(urls, names, api_key=api_key)
+    if max_model_len is not None:
+        max_positions = min(max_positions, max_model_len)
+    service = Service(urls, model, config.vocab_size, max_positions, api_key)
     return RemoteDecoder(**fields, service=service)
 
 
 def find_model(
     base_urls: Sequence[str], names: Sequence[str], *, api_key: str | None, connect_s: float = 10.0
 ) -> tuple[str, int | None]:
-    """Ask what is served; return the model's name and how many tokens it holds, if that is said.
+    """Return the name of the served model, and its `max_model_len` if a server gives one.
 
-    Of several models it is the one that is called as one of `names`. A replica that cannot be
-    reached now, or fails with what may pass, may come later, as long as one answers. Raises
-    PastaError if none does, or if they do not serve the same.
+    Of several models it is the one with a name among `names`. A replica that cannot be reached now,
+    or has an error that may pass, is left out, as long as another one answers. Raises PastaError if
+    none does, or if they serve different models.
     """
-    found: dict[str, tuple[str, int | None]] = {}
-    absent: list[str] = []
+    served: dict[str, tuple[str, int | None]] = {}  # by URL
+    failures: list[str] = []
     for base_url in base_urls:
         try:
-            with ThreadPoolExecutor(1) as other:  # a loop may run in this thread
-                coming = _models_at(base_url, api_key, connect_s)
-                status, body = other.submit(asyncio.run, coming).result()
-            found[base_url] = _model_in(status, body, base_url, names)
+            # In another thread, since an event loop may run in this one.
+            with ThreadPoolExecutor(1) as executor:
+                reply = _models_at(base_url, api_key, connect_s)
+                status, body = executor.submit(asyncio.run, reply).result()
+            served[base_url] = _model_in(status, body, base_url, names)
         except TimeoutError:
-            absent.append(f"{base_url}: it did not list its models within {connect_s:g} s")
+            failures.append(f"{base_url}: it did not list its models within {connect_s:g} s")
         except (httpx.TransportError, httpx.DecodingError, RemoteError) as error:
-            absent.append(f"{base_url}: {excerpt(str(error) or type(error).__name__)}")
-    if not found:
-        raise PastaError(f"no server is ready: {'; '.join(absent)}")
-    if len({model for model, _ in found.values()}) > 1:
-        served = ", ".join(f"{model!r} at {base_url}" for base_url, (model, _) in found.items())
-        raise PastaError(f"the servers serve different models: {served}")
-    model = next(model for model, _ in found.values())
-    return model, min((size for _, size in found.values() if size is not None), default=None)
+            failures.append(f"{base_url}: {excerpt(str(error) or type(error).__name__)}")
+    if not served:
+        raise PastaError(f"no server is ready: {'; '.join(failures)}")
+    models = {model for model, _ in served.values()}
+    if len(models) > 1:
+        listing = ", ".join(f"{model!r} at {base_url}" for base_url, (model, _) in served.items())
+        raise PastaError(f"the servers serve different models: {listing}")
+    lengths = [length for _, length in served.values() if length is not None]
+    return models.pop(), min(lengths, default=None)
 
 
 async def _models_at(base_url: str, api_key: str | None, limit_s: float) -> tuple[int, bytes]:
+    """Return the status and the body of a server's list of models."""
     body = b""
     async with (
-        asyncio.timeout(limit_s),  # of all its bytes; httpx's own is of the next one
+        asyncio.timeout(limit_s),  # of all bytes; httpx limits the time of each one
         httpx.AsyncClient(headers=headers(api_key), timeout=limit_s) as client,
         client.stream("GET", f"{base_url}/models") as response,
     ):
@@ -205,20 +222,28 @@ async def _models_at(base_url: str, api_key: str | None, limit_s: float) -> tupl
 def _model_in(
     status: int, body: bytes, base_url: str, names: Sequence[str]
 ) -> tuple[str, int | None]:
-    said = excerpt(body.decode("utf-8", "replace"))
+    """Return the model that a list of models offers under one of `names`, and its length.
+
+    Raises RemoteError for an error that may pass, else PastaError.
+    """
+    reply = excerpt(body.decode("utf-8", "replace"))
     if is_retryable(status):
-        raise RemoteError(f"it failed with status {status}: {said}")
+        raise RemoteError(f"it failed with status {status}: {reply}")
     if status in (401, 403):
         raise PastaError(f"{base_url} refuses the key ({status}); set PASTA_REMOTE_KEY")
     try:
-        models = {str(one["id"]): dict(one) for one in json.loads(body)["data"]}
+        models = {str(model["id"]): dict(model) for model in json.loads(body)["data"]}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise PastaError(f"{base_url}/models does not list models: {said}") from error
-    known = [name for name in names if name in models] or (list(models) if len(models) == 1 else [])
-    if not known:
-        served, wanted = ", ".join(map(repr, models)), " or ".join(map(repr, names))
-        message = f"{base_url} serves {served or 'no model'}, none of them called {wanted}"
+        raise PastaError(f"{base_url}/models does not list models: {reply}") from error
+    candidates = list(models) if len(models) == 1 else []
+    candidates = [name for name in names if name in models] or candidates
+    if not candidates:
+        served = ", ".join(map(repr, models)) or "no model"
+        expected = " or ".join(map(repr, names))
+        message = f"{base_url} serves {served}, none of them called {expected}"
         raise PastaError(f"{message} (vLLM: --served-model-name)")
-    model = models[known[0]]
-    size = models.get(str(model.get("parent")), model).get("max_model_len")  # an adapter has none
-    return known[0], size if type(size) is int and size > 0 else None
+    model = models[candidates[0]]
+    # An adapter's entry has no length of its own: that of its base model counts.
+    base_model = models.get(str(model.get("parent")), model)
+    length = base_model.get("max_model_len")
+    return candidates[0], length if type(length) is int and length > 0 else None

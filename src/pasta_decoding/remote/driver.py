@@ -1,12 +1,14 @@
 """The async driver: an answer written by plain requests for completions.
 
 Each thread's context is a plain sequence of ids, so chunks are joined as text. A promise opens a
-request for its chunk while main's goes on. SYNC ends main's; when the chunks are done, a new one
-begins with everything in reading order. Prefix caches keep what requests share.
+request for its chunk, and main's request goes on. SYNC ends main's request; when the chunks are
+done, a new request begins with everything in reading order. The prefix caches of the servers save
+computing the shared contexts again.
 
-A server with Pasta's logits processor obeys the `GuidedParams` of a request. With others,
-`logit_bias` forbids what a whole request may not write. A forbidden token that comes all the same
-ends its request; a request of a single token, with the right bias, brings the next best.
+A server with Pasta's logits processor obeys the `GuidedParams` of a request. For other servers,
+`logit_bias` forbids the tokens that are forbidden during all of a request. A token that is
+forbidden only at its place ends the request; then a correction, which is a request for a single
+token with the bias of that place, brings the next best token.
 """
 
 import asyncio
@@ -32,12 +34,12 @@ from pasta_decoding.remote.stream import BAN, MAX_BIASES, Completion, RemoteErro
 
 
 class AnswerWriter:
-    """Writes one answer, as `Generation` on an engine; `run` it once, all in one event loop.
+    """Writes one answer with servers, as `Generation` does with an engine. Call `run` once.
 
-    task:     what runs it.
-    on_news:  called when there is more to drain.
-    contexts: what each thread that writes has before it, from the prompt on.
-    steps:    the step that fed each thread's last token, as the layout counts them.
+    task:     the task of `run`; its creator sets it.
+    on_news:  called when `drain` has more to return.
+    contexts: for each thread, the ids that its next token follows, from the prompt on.
+    steps:    for each thread, the step of its last token, as the layout counts steps.
     """
 
     def __init__(
@@ -47,14 +49,21 @@ class AnswerWriter:
         pool: ReplicaPool,
         on_news: Callable[[], object],
     ) -> None:
-        prompt_tokens, most = len(request.prompt), pool.service.max_positions
-        self.request, self.pool, self._on_news = request, pool, on_news
+        self.request = request
         self.sampler = request.sampler
+        self.pool = pool
+        self._on_news = on_news
         self.interpreter = Interpreter(
-            vocabulary, SHARED_MAX, request.rules, prompt_tokens, most, Joining.text
+            vocabulary,
+            SHARED_MAX,
+            request.rules,
+            prompt_tokens=len(request.prompt),
+            max_positions=pool.service.max_positions,
+            joining=Joining.text,
         )
         self.task: asyncio.Task[Answer]
-        self.contexts, self.steps = {MAIN: list(request.prompt)}, {MAIN: 0}
+        self.contexts = {MAIN: list(request.prompt)}
+        self.steps = {MAIN: 0}
         self.recorder = OutputRecorder(self.interpreter, request.prompt, time.perf_counter())
         self.trace = self.recorder.trace
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -74,22 +83,23 @@ class AnswerWriter:
         return self.recorder.drain(max(self.steps.values()))
 
     async def run(self) -> Answer:
-        """Write the answer. If one thread fails for good, the others are cancelled.
+        """Write the answer. Cancelling this ends all of its requests.
 
-        Raises RemoteError then. Cancelling it ends every request.
+        Raises RemoteError if a thread fails in spite of retries; the other threads are cancelled.
         """
         queue_s = time.perf_counter() - self.recorder.began_s
-        limit_s, timer = self.request.rules.max_seconds, None
-        if limit_s is not None:
-            timer = asyncio.get_running_loop().call_later(limit_s - queue_s, self.cut_off)
+        max_seconds = self.request.rules.max_seconds
+        timer = None
+        if max_seconds is not None:
+            timer = asyncio.get_running_loop().call_later(max_seconds - queue_s, self.cut_off)
         try:
             with self.pool.lease() as self.lease:
-                self.trace.sent = self.lease.sent
+                self.trace.sent = self.lease.usage
                 async with asyncio.TaskGroup() as self._group:
                     self._start(MAIN)
         except BaseExceptionGroup as group:
-            first = group.exceptions[0]
-            raise first from first.__cause__
+            error = group.exceptions[0]
+            raise error from error.__cause__
         finally:
             if timer is not None:
                 timer.cancel()
@@ -108,23 +118,24 @@ class AnswerWriter:
         self._tasks[thread] = self._group.create_task(self._write(thread))
 
     def _end_tasks(self) -> None:
-        """End what others wrote, of whom nothing more is wanted."""
+        """Cancel the tasks of threads that have ended, apart from the task that runs now."""
         for thread in self._tasks.keys() - set(self.interpreter.writing):
             task = self._tasks.pop(thread)
             if task is not asyncio.current_task():
                 task.cancel()
 
     async def _write(self, thread: int) -> None:
-        """Let `thread` write until it ends; main, until it waits."""
+        """Let `thread` write until it ends; let main write until its SYNC."""
+        sync = self.interpreter.vocabulary.control.sync
         stream = ThreadStream(self, thread)
         try:
             while self.interpreter.writes(thread):
                 choice = await stream.choose()
                 self._follow(self.recorder.take(thread, choice))
-                if thread == MAIN and choice.token == self.interpreter.vocabulary.control.sync:
-                    return  # it goes on behind the join, in a task of its own
+                if thread == MAIN and choice.token == sync:
+                    return  # `_apply` starts another task for main behind the join
         finally:
-            await stream.put_down()
+            await stream.close_request()
 
     def _apply(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -137,7 +148,7 @@ class AnswerWriter:
                     self.steps[thread] = self.steps[MAIN] - 1  # both are fed in one step
                     self._feed(thread, opening.token, opening.position)
                     self._start(thread)
-                case CloseChunk(thread, _, kept) if not kept:
+                case CloseChunk(thread, _, awaits_join) if not awaits_join:
                     del self.contexts[thread]
                 case Rewrite(_, first, ids, position):
                     self.contexts[MAIN] = self.contexts.pop(first)
@@ -151,102 +162,131 @@ class AnswerWriter:
 
     def _feed_again(self, ids: Sequence[int], position: int) -> None:
         self.contexts[MAIN] += ids
-        self.steps[MAIN] = step = max(self.steps.values()) + 1
+        step = max(self.steps.values()) + 1
+        self.steps[MAIN] = step
         self.trace.rewritten_tokens += len(ids)
-        self.trace.fed += [FedToken(step, MAIN, token, position + n) for n, token in enumerate(ids)]
+        for offset, token in enumerate(ids):
+            self.trace.fed.append(FedToken(step, MAIN, token, position + offset))
 
 
 @dataclass
 class ThreadStream:
-    """What one thread writes with: the request that is under way for it, if there is one."""
+    """The source of one thread's tokens: requests, one after the other.
+
+    _tokens: the stream of the request under way, if any.
+    """
 
     writer: AnswerWriter
     thread: int
     _tokens: AsyncGenerator[int] | None = None
 
     async def choose(self) -> SampledToken:
+        """Return the next token that the thread may write."""
         refused: set[int] = set()
         while not (allowed := self._allowed()).forced:
-            token = await (self._instead(allowed, refused) if refused else self._next())
-            allowed = self._allowed()  # others have written meanwhile
+            if refused:
+                token = await self._corrected(allowed, refused)
+            else:
+                token = await self._next()
+            allowed = self._allowed()  # other threads may have written in the meantime
             if allowed.forced:
                 break
             if allowed.admits(token):
                 return SampledToken(token, intervened=bool(refused))
             if token in refused:
-                about = f"the server insists on the token {token}"
-                raise RemoteError(f"{about}, which `logit_bias` forbids")
+                message = f"the server insists on the token {token}"
+                raise RemoteError(f"{message}, which `logit_bias` forbids")
             refused.add(token)
-            await self.put_down()
+            await self.close_request()
         assert allowed.only is not None, "a limit leaves a choice of ids"
         return SampledToken(int(allowed.only[0]), intervened=False)
 
-    async def put_down(self) -> None:
+    async def close_request(self) -> None:
         if self._tokens is not None:
-            tokens, self._tokens = self._tokens, None
+            tokens = self._tokens
+            self._tokens = None
             await tokens.aclose()
 
     async def _next(self) -> int:
+        """Return the next token of the request under way, or else of a new one."""
         for _ in range(2):
             if self._tokens is None:
-                most = self.writer.interpreter.budget.most_tokens(self.thread)
-                self._tokens = self._ask(most, self._lasting_bans())
+                max_tokens = self.writer.interpreter.budget.most_tokens(self.thread)
+                self._tokens = self._ask(max_tokens, self._lasting_bans())
             token = await anext(self._tokens, None)
             if token is not None:
                 return token
-            self._tokens = None  # it has come to its length
+            self._tokens = None  # the request has come to its `max_tokens`
         raise RemoteError("the server ended a reply before its first token")
 
-    async def _instead(self, allowed: Constraint, refused: Collection[int]) -> int:
-        self.writer.lease.sent.corrections += 1
-        asked = self._ask(1, self._bias(allowed, refused), tries=len(refused))
-        async with aclosing(asked) as tokens:
-            if found := [token async for token in tokens]:
-                return found[0]
-        raise RemoteError("the server ended a reply before its first token")
+    async def _corrected(self, allowed: Constraint, refused: Collection[int]) -> int:
+        """Return the token of a correction: a request for one token that is not in `refused`."""
+        self.writer.lease.usage.corrections += 1
+        tokens = self._ask(1, self._bias(allowed, refused), tries=len(refused))
+        async with aclosing(tokens):
+            ids = [token async for token in tokens]
+        if not ids:
+            raise RemoteError("the server ended a reply before its first token")
+        return ids[0]
 
     def _allowed(self) -> Constraint:
         return self.writer.interpreter.constraint(self.thread)
 
-    def _ask(self, most: int, bias: dict[int, float], *, tries: int = 0) -> AsyncGenerator[int]:
-        """Ask for tokens. The seed is of this very request, so that servers repeat themselves."""
-        writer, vocabulary = self.writer, self.writer.interpreter.vocabulary
-        service, context = writer.pool.service, writer.contexts[self.thread]
-        control, sampler = vocabulary.control, writer.sampler
+    def _ask(
+        self, max_tokens: int, bias: dict[int, float], *, tries: int = 0
+    ) -> AsyncGenerator[int]:
+        """Return the tokens of a new request, which is sent when the first one is awaited.
+
+        The seed depends on the sampler's seed and the place in the answer alone, so that a server
+        can repeat its answers.
+        """
+        writer = self.writer
+        vocabulary = writer.interpreter.vocabulary
+        control = vocabulary.control
+        sampler = writer.sampler
+        service = writer.pool.service
+        context = writer.contexts[self.thread]
         index = writer.recorder.chosen.get(self.thread, 0)
         key = (sampler.params.seed, sampler.request, self.thread, index, tries)
         noise = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
         end = control.sync if self.thread == MAIN else control.async_close
         all_bias = {**sampler.params.logit_bias, **bias}
-        asked = Completion(
+        completion = Completion(
             prompt=tuple(context),
-            max_tokens=max(1, min(most, service.max_positions - len(context))),
+            max_tokens=max(1, min(max_tokens, service.max_positions - len(context))),
             stops=(end, *sorted(vocabulary.eos_ids)),
             end=vocabulary.end,
-            bias={token: by for token, by in all_bias.items() if token < service.vocabulary_size},
+            bias={
+                token: value for token, value in all_bias.items() if token < service.vocabulary_size
+            },
             sampling=sampler.params,
             seed=int(noise >> 1),
             params=guided_params(writer.interpreter, self.thread),
         )
-        return writer.pool.stream(writer.lease, asked)
+        return writer.pool.stream(writer.lease, completion)
 
     def _bias(self, allowed: Constraint, refused: Collection[int]) -> dict[int, float]:
-        """Return a bias under which nothing of `refused` comes, and little that is forbidden.
+        """Return the bias of a correction: it bans `refused`, and tokens that are not `allowed`.
 
-        Where that is too much for a request, what is forbidden anywhere is left out.
+        If that is more than a request may bias, it leaves out the tokens that are banned in most
+        places, which the model seldom wants.
         """
         bans = dict.fromkeys(refused, BAN)
-        if (only := allowed.alternatives) is not None:
-            return dict.fromkeys(only.tolist(), -BAN) | bans
-        own = len(self.writer.sampler.params.logit_bias)
-        left_out = max(0, len(allowed.banned) + len(refused) + own - MAX_BIASES)
-        return dict.fromkeys(allowed.banned[left_out:].tolist(), BAN) | bans
+        alternatives = allowed.alternatives
+        if alternatives is not None:
+            return dict.fromkeys(alternatives.tolist(), -BAN) | bans
+        configured = len(self.writer.sampler.params.logit_bias)
+        excess = max(0, len(allowed.banned) + len(refused) + configured - MAX_BIASES)
+        return dict.fromkeys(allowed.banned[excess:].tolist(), BAN) | bans
 
     def _lasting_bans(self) -> dict[int, float]:
-        """Forbid what the thread may never write, whatever the others do."""
+        """Ban the control tokens that the thread may never write."""
         interpreter = self.writer.interpreter
         control = interpreter.vocabulary.control
-        may_come = {control.async_close} if self.thread != MAIN else set()
-        if self.thread == MAIN and interpreter.rules.parallel:
-            may_come = {control.promise_open, control.sync, *control.promise_close.values()}
-        return dict.fromkeys(control.ids - may_come, BAN)
+        if self.thread != MAIN:
+            permitted = {control.async_close}
+        elif interpreter.rules.parallel:
+            permitted = {control.promise_open, control.sync, *control.promise_close.values()}
+        else:
+            permitted = set()
+        return dict.fromkeys(control.ids - permitted, BAN)
