@@ -18,7 +18,7 @@ from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import open_local
 from pasta_decoding.cli.console import cache_folder
 from pasta_decoding.evaluation.metrics import geometric
-from pasta_decoding.evaluation.records import commit, machine
+from pasta_decoding.evaluation.provenance import commit, machine
 from pasta_decoding.scheduling.decoder import LocalDecoder
 
 ROOT = Path(__file__).parents[1]

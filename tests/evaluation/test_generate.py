@@ -11,8 +11,9 @@ import pytest
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.rows import Question, question_of
 from pasta_decoding.errors import PastaError
+from pasta_decoding.evaluation.ask import Ask
 from pasta_decoding.evaluation.generate import Job, Plan, answer_all, ask_all
-from pasta_decoding.evaluation.methods import Ask, Method, make_method
+from pasta_decoding.evaluation.methods import Method, make_method
 from pasta_decoding.evaluation.records import Record, begin_run, read_records
 from pasta_decoding.scheduling.asking import DecodingTask
 from pasta_decoding.scheduling.decoder import LocalDecoder

@@ -97,7 +97,7 @@ def test_runs_are_found_alone_and_inside_a_folder_and_the_baseline_comes_first(r
         find_runs([runs.parent / "nowhere"])
     write_run(runs / "hf", "hf", [record(n) for n in range(12)], engine="transformers")
     found = report_of(runs / "sot", runs)
-    labels = [line.run.label for line in found.lines]
+    labels = [summary.run.label for summary in found.summaries]
     assert labels == ["sequential", "sot", "apar", "hf", "pasta-fast"]
     assert "hf ran on transformers, the baseline on None" in found.notes
     for path in runs.glob("*/run.json"):
@@ -121,10 +121,10 @@ def test_the_numbers_are_json_with_failures_inside(runs: Path) -> None:
 def test_win_rates_are_those_of_alpaca_eval_and_a_missing_verdict_is_no_tie(runs: Path) -> None:
     annotate(runs / "sot", [2.0] * 6 + [1.0] * 2 + [None] * 3)  # and the twelfth is not there
     found = report_of(runs)
-    line = next(one for one in found.lines if one.run.label == "sot")
-    lc = line.verdicts.win_rates["lc_win_rate"]
+    sot = next(one for one in found.summaries if one.run.label == "sot")
+    lc = sot.verdicts.win_rates["lc_win_rate"]
     assert (lc.value, lc.low, lc.high) == pytest.approx((55.5, 55.5 - 3.92, 55.5 + 3.92))
-    assert line.verdicts.win_rates["win_rate"].value == pytest.approx(75)
+    assert sot.verdicts.win_rates["win_rate"].value == pytest.approx(75)
     assert "sot: 4 prompts without a verdict" in found.notes
     assert numbers(found)["runs"]["sot"]["judge"] == "somebody"
 

@@ -21,7 +21,8 @@ from pasta_decoding.data.endpoint import Endpoint, endpoint_key
 from pasta_decoding.data.lines import locked
 from pasta_decoding.data.rows import read_questions
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.records import Record, find_runs, machine
+from pasta_decoding.evaluation.provenance import machine
+from pasta_decoding.evaluation.records import Record, find_runs
 from pasta_decoding.files import sha256, write_json, write_text
 from pasta_decoding.lang.measures import geometric_mean
 from pasta_decoding.models.catalog import adapter_digest, base_name, model_beside
@@ -124,7 +125,7 @@ def jobs_of(
 ) -> list[Job]:
     """Return a job for each method. Methods with the same adapter and engine share a decoder."""
     from pasta_decoding.evaluation.generate import Job
-    from pasta_decoding.evaluation.methods import OF_HF, make_method
+    from pasta_decoding.evaluation.methods import TRANSFORMERS_METHODS, make_method
 
     decoders: dict[EngineConfig, Decoder] = {}
 
@@ -138,7 +139,7 @@ def jobs_of(
         return decoders[engine]
 
     def job(choice: MethodChoice) -> Job:
-        by_transformers = choice.name in OF_HF
+        by_transformers = choice.name in TRANSFORMERS_METHODS
         engine_of_method = replace(
             engine,
             adapter=choice.adapter,

@@ -1,8 +1,8 @@
-"""`pasta eval generate`: every method's answers to the same prompts, in as many run folders.
+"""`pasta eval generate`: every method answers the same prompts, each into its own run folder.
 
-Without timing a method answers many prompts at once, and the methods come one after the other.
-With timing nothing shares the engine: prompt by prompt every method answers alone, in an order
-that is shuffled anew each turn, so that a machine that slows down slows all of them down.
+Without timing, a method answers many prompts together, and the methods run one after the other.
+With timing, each answer has the engine to itself. Prompt by prompt, every method answers in turn,
+and each turn shuffles the order of the methods: a machine that slows down slows all of them down.
 """
 
 import time
@@ -18,7 +18,8 @@ from typing import Any
 from uuid import uuid4
 
 from pasta_decoding.data.rows import Question
-from pasta_decoding.evaluation.methods import Ask, Method
+from pasta_decoding.evaluation.ask import Ask
+from pasta_decoding.evaluation.methods import Method
 from pasta_decoding.evaluation.records import Record, RunFolder, begin_run
 from pasta_decoding.scheduling.asking import FAILURES, DecodingTask, ask, run_all
 
@@ -28,8 +29,8 @@ class Plan:
     """How all methods are run.
 
     max_concurrency: prompts that a method answers together, without timing.
-    repeats:     turns of every prompt and method where they are timed; None: they are not.
-    max_seconds: silence that fails an answer, which then counts as this long.
+    repeats:     turns in which each method answers each prompt; None: answers are not timed.
+    max_seconds: an answer fails if nothing is computed for this long, and then counts as this long.
     """
 
     max_concurrency: int = 16
@@ -41,7 +42,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One method to be run. `label` names its folder; `load` brings its model into memory."""
+    """One method to run. `label` names its folder; `load` loads its model."""
 
     label: str
     settings: Mapping[str, Any]
@@ -55,86 +56,110 @@ def answer_all(
     plan: Plan,
     tick: Callable[[int], object],
 ) -> dict[str, list[Record]]:
-    """Answer what has no record yet; return each label's records, in the order of the questions.
+    """Answer the questions that have no record yet; return the records in order, by label.
 
-    `tick` hears how many records there are more, those of an earlier run included. Raises
-    PastaError, before anything is loaded, if a folder was begun with other settings.
+    tick: gets the number of records that are new since its last call; first, those of an earlier
+        run.
+
+    Raises PastaError, before anything is loaded, if a folder was begun with other settings.
     """
     runs = {job.label: begin_run(out / job.label, job.settings) for job in jobs}
-    if plan.repeats is not None:
-        untimed = [one for one in questions if not _timed_together(runs.values(), one)]
-        tick((len(questions) - len(untimed)) * len(runs))
-        _time(jobs, runs, untimed, plan, tick)
-    else:
+    if plan.repeats is None:
         for job in jobs:
-            known = runs[job.label].records
-            missing = [question for question in questions if question.id not in known]
-            tick(len(questions) - len(missing))
-            for record in ask_all(job.load(), missing, plan) if missing else ():
-                runs[job.label].append(record)
-                tick(1)
+            _answer_missing(job, runs[job.label], questions, plan, tick)
+    else:
+        missing = [
+            question for question in questions if not _timed_together(runs.values(), question)
+        ]
+        tick((len(questions) - len(missing)) * len(runs))
+        if missing:
+            _time_methods(jobs, runs, missing, plan, tick)
     return {label: run.finish(questions) for label, run in runs.items()}
+
+
+def _answer_missing(
+    job: Job,
+    run: RunFolder,
+    questions: Sequence[Question],
+    plan: Plan,
+    tick: Callable[[int], object],
+) -> None:
+    missing = [question for question in questions if question.id not in run.records]
+    tick(len(questions) - len(missing))
+    if not missing:
+        return
+    for record in ask_all(job.load(), missing, plan):
+        run.append(record)
+        tick(1)
 
 
 def _timed_together(runs: Iterable[RunFolder], question: Question) -> bool:
     """Have all methods answered a question in the same turns?
 
-    If not, all answer it again, also those that have a record: its seconds are of another hour.
+    If not, all of them answer it again. The seconds of an older record were measured at another
+    time, under another load.
     """
-    records = [run.records.get(question.id) for run in runs]
-    turns = {None if record is None else record.turns for record in records}
+    turns = set()
+    for run in runs:
+        record = run.records.get(question.id)
+        turns.add(None if record is None else record.turns)
     return None not in turns and len(turns) == 1
 
 
-def _time(
+def _time_methods(
     jobs: Sequence[Job],
     runs: Mapping[str, RunFolder],
-    missing: Sequence[Question],
+    questions: Sequence[Question],
     plan: Plan,
     tick: Callable[[int], object],
 ) -> None:
-    """Let all methods answer each prompt in turns, alone; keep the median turn."""
-    methods = {job.label: job.load() for job in jobs} if missing else {}
-    for method in methods.values():  # a cold engine is slow
-        list(ask_all(method, missing[:1], plan))
-    for question in missing:
+    """Let all methods answer each question in turns, one at a time; keep the median turn."""
+    methods = {job.label: job.load() for job in jobs}
+    for method in methods.values():  # the first answer of an engine is slow: it is not kept
+        list(ask_all(method, questions[:1], plan))
+    for question in questions:
         turns: defaultdict[str, list[Record]] = defaultdict(list)
         for turn in range(plan.repeats or 1):
-            order = Random(f"{plan.seed}/{question.id}/{turn}").sample(list(methods), len(methods))
-            for label in order:
+            shuffle = Random(f"{plan.seed}/{question.id}/{turn}")
+            for label in shuffle.sample(list(methods), len(methods)):
                 turns[label] += ask_all(methods[label], [question], plan)
-        together = uuid4().hex[:12]
+        turns_id = uuid4().hex[:12]
         for label, run in runs.items():
-            run.append(replace(median_turn(turns[label]), turns=together))
+            run.append(replace(median_turn(turns[label]), turns=turns_id))
             tick(1)
 
 
 def median_turn(turns: Sequence[Record]) -> Record:
-    """Return the turn of the median seconds, with those of all; a failure if there is one."""
+    """Return the turn of median duration, with the seconds of all turns as `repeats`.
+
+    If a turn failed, the first failure is returned in its place.
+    """
     repeats = [record.seconds for record in turns]
     for record in turns:
         if record.error is not None:
             return replace(record, repeats=repeats)
-    middle = sorted(turns, key=lambda record: record.seconds)[len(turns) // 2]
+    by_duration = sorted(turns, key=lambda record: record.seconds)
+    middle = by_duration[len(turns) // 2]
     return replace(middle, seconds=median(repeats), repeats=repeats)
 
 
 def ask_all(method: Method, questions: Iterable[Question], plan: Plan) -> Iterator[Record]:
-    """Ask all questions, several of them together; yield each record as it ends.
+    """Ask questions, `plan.max_concurrency` at a time; yield each record when its answer ends.
 
-    A question that cannot be asked, that the engine fails in, or that takes too long gives a record
-    with an error. Leaving early cancels the others.
+    A question that cannot be asked, or whose answer fails or takes too long, gives a record with an
+    error. Closing the iterator cancels the answers that are being written.
     """
     with closing(method.decoder.scheduler(clock=plan.clock)) as scheduler:
-        answers = partial(ask, scheduler, max_seconds=plan.max_seconds, clock=plan.clock)
-        asking = (_recorded(method, question, answers, plan) for question in questions)
-        yield from run_all(scheduler, asking, plan.max_concurrency)
+        decode = partial(ask, scheduler, max_seconds=plan.max_seconds, clock=plan.clock)
+        tasks = (_recorded(method, question, decode, plan) for question in questions)
+        yield from run_all(scheduler, tasks, plan.max_concurrency)
 
 
-def _recorded(method: Method, question: Question, answers: Ask, plan: Plan) -> DecodingTask[Record]:
+def _recorded(method: Method, question: Question, decode: Ask, plan: Plan) -> DecodingTask[Record]:
+    """Answer a question; its record has the seconds that this took, or the error."""
     began_s = plan.clock()
     try:
-        record = yield from method.ask(question, answers)
+        record = yield from method.ask(question, decode)
         return replace(record, seconds=plan.clock() - began_s)
     except FAILURES as error:
         reason = str(error) or type(error).__name__

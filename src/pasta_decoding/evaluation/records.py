@@ -1,22 +1,18 @@
 """Records, one line of JSON an answer, and the run folders that hold them.
 
-A request that failed has a record with its `error` and zeros, so that it counts in every figure. A
-prompt's newest record counts.
+A request that failed has a record with its `error` and zeros, so that it counts in every figure. If
+a prompt has several records, the last one counts.
 
 A run folder holds one method's answers to one set of prompts:
 
-run.json:           the settings, and where it ran.
-records.jsonl:      a line an answer, in the order in which they ended.
-model_outputs.json: all answers in AlpacaEval's format, in the order of the prompts; at the end.
+run.json:           the settings of the run, and where it ran (`provenance`).
+records.jsonl:      one line an answer, in the order in which the answers ended.
+model_outputs.json: all answers in AlpacaEval's format, in the order of the prompts. It is written
+                    when all prompts are answered.
 """
 
-import os
-import platform
-import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +20,33 @@ from pasta_decoding.answer.record import Answer
 from pasta_decoding.data.lines import append_line, read_json, read_lines, refuse_other_settings
 from pasta_decoding.data.rows import Question
 from pasta_decoding.errors import PastaError, errors_as
+from pasta_decoding.evaluation.provenance import provenance
 from pasta_decoding.files import write_json
 from pasta_decoding.lang.measures import repetitions, tokens_per_step
 from pasta_decoding.scheduling.decoder import Decoder
 
-SETTINGS, RECORDS, OUTPUTS = "run.json", "records.jsonl", "model_outputs.json"
+SETTINGS = "run.json"
+RECORDS = "records.jsonl"
+OUTPUTS = "model_outputs.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One answer of one method in figures.
+    """One method's answer to one question, in figures.
 
     id:            the question's.
     error:         why there is no answer; None if there is one.
-    annotated:     the text in the text form; parts that were written side by side are chunks.
-    critical_path: forward steps after the first prefill at unlimited width. A later prefill is one
-                   such step, since what came before it had to be known.
+    annotated:     the answer in the text form; parts that were written side by side are chunks.
+    plain_tokens:  tokens of the text without tags, tokenised by itself.
+    critical_path: forward steps after the first prefill, at unlimited width. A later prefill is one
+                   such step, since it had to wait for the text before it.
     fed_tokens:    tokens that were written and fed, tags and discarded drafts included.
-    hit_limit:     whether the token budget of the whole answer ended something.
-    seconds:       of the whole request, the queue included; of a failed one, its time-out.
-    repeats:       seconds of each turn, if there were several; `seconds` is their median.
-    turns:         names the turns that methods took on this prompt, each alone on the engine: only
-                   seconds of the same turns may be compared. None if it was not timed.
+    hit_limit:     whether the token limit of the whole answer ended something.
+    seconds:       of the whole request, the queue included; of a failed request, its time-out.
+    repeats:       the seconds of each turn, if there were several; `seconds` is their median.
+    turns:         names the turns in which several methods answered this prompt, each of them alone
+                   on the engine. Only seconds of the same turns can be compared. None if the answer
+                   was not timed.
     """
 
     id: str
@@ -72,6 +73,7 @@ class Record:
 
 
 def record_of(decoder: Decoder, question: Question, answer: Answer) -> Record:
+    """Return the record of a question that one request answered."""
     return Record(
         **asdict(question),
         text=answer.text,
@@ -89,18 +91,21 @@ def record_of(decoder: Decoder, question: Question, answer: Answer) -> Record:
 
 
 def read_records(path: Path, *, resume: bool = False) -> list[Record]:
-    """Return the records of a file. `resume`: it is to grow on, so a torn last line is cut away."""
-    known = {one.name for one in fields(Record)}  # earlier versions kept more
+    """Return the records of a file. Fields that earlier versions wrote as well are left out.
+
+    resume: the file is about to grow; if its last line was cut off, the line is removed.
+    """
+    names = {record_field.name for record_field in fields(Record)}
     records = []
     for number, line in enumerate(read_lines(path, resume=resume, hint=""), start=1):
         with errors_as(f"{path}:{number}: not a record of an evaluation", TypeError):
-            records.append(Record(**{name: line[name] for name in line.keys() & known}))
+            records.append(Record(**{name: line[name] for name in line.keys() & names}))
     return records
 
 
 @dataclass(slots=True)
 class RunFolder:
-    """A run folder: one method's settings, and its records by the prompts' ids."""
+    """A run folder: the settings of one method, and its records by the ids of the prompts."""
 
     folder: Path
     settings: dict[str, Any]
@@ -111,101 +116,82 @@ class RunFolder:
         return self.folder.resolve().name
 
     def append(self, record: Record) -> None:
-        """Keep a record; when this returns, a kill cannot lose it any more."""
+        """Write a record to the file. When this returns, a kill cannot lose it."""
         append_line(self.folder / RECORDS, asdict(record))
         self.records[record.id] = record
 
     def finish(self, questions: Sequence[Question]) -> list[Record]:
-        """Write the answers in AlpacaEval's format, whole; return the records in order."""
+        """Write `model_outputs.json`; return the records in the order of the questions."""
         records = [self.records[question.id] for question in questions]
-        outputs = [
-            ({} if one.dataset is None else {"dataset": one.dataset})
-            | {"instruction": one.instruction, "output": one.text, "generator": self.label}
-            for one in records
-        ]
-        write_json(self.folder / OUTPUTS, outputs)
+        write_json(self.folder / OUTPUTS, [self._alpaca_output(record) for record in records])
         return records
+
+    def _alpaca_output(self, record: Record) -> dict[str, str]:
+        dataset = {} if record.dataset is None else {"dataset": record.dataset}
+        return {
+            **dataset,
+            "instruction": record.instruction,
+            "output": record.text,
+            "generator": self.label,
+        }
 
 
 def begin_run(folder: Path, settings: Mapping[str, Any]) -> RunFolder:
-    """Begin a run, or go on with it. Raises PastaError if it was begun with other settings."""
-    here = {"machine": machine(), "commit": commit(), "versions": versions()}
+    """Begin a run, or resume it. Raises PastaError if it was begun with other settings."""
     if (folder / SETTINGS).exists():
-        run = _read(folder, resume=True)
+        run = _read_run(folder, resume=True)
         hint = "Give the settings it was begun with, or another --out."
         refuse_other_settings(folder, run.settings, settings, hint=hint)
-        places = [{key: run.settings.get(key) for key in here}, *run.settings.get("resumed", [])]
-        if places[-1] != here:  # other code, or another machine
-            run.settings["resumed"] = [*places[1:], here]
+        _note_resumption(run.settings)
     elif (folder / RECORDS).exists():
         raise PastaError(f"{folder} holds records without a {SETTINGS}")
     else:
-        run = RunFolder(folder, {**settings, **here, "resumed": []}, {})
+        run = RunFolder(folder, {**settings, **provenance(), "resumed": []}, {})
     write_json(folder / SETTINGS, run.settings)
     return run
 
 
-def _read(folder: Path, *, resume: bool = False) -> RunFolder:
+def _note_resumption(settings: dict[str, Any]) -> None:
+    """Add this code and machine to `resumed`, unless the run was last on the same ones."""
+    current = provenance()
+    first = {key: settings.get(key) for key in current}
+    resumed = settings.get("resumed", [])
+    last = resumed[-1] if resumed else first
+    if last != current:
+        settings["resumed"] = [*resumed, current]
+
+
+def _read_run(folder: Path, *, resume: bool = False) -> RunFolder:
     settings = read_json(folder / SETTINGS, dict)
     for key, kind in (("method", str), ("max_tokens", int)):
         if not isinstance(settings.get(key), kind):
             raise PastaError(f"{folder / SETTINGS} has no {key!r}")
     records = read_records(folder / RECORDS, resume=resume)
-    return RunFolder(folder, settings, {one.id: one for one in records})
+    return RunFolder(folder, settings, {record.id: record for record in records})
 
 
 def find_runs(paths: Sequence[Path]) -> list[RunFolder]:
-    """Read the run folders given, and those inside of the other folders. Raises PastaError."""
+    """Read run folders. A path is one, or a folder of several. Raises PastaError.
+
+    Two runs must not have one label, since figures are kept by label.
+    """
     folders: dict[str, Path] = {}
     for path in paths:
-        one = [path] if (path / SETTINGS).is_file() else []
-        found = one or [settings.parent for settings in sorted(path.glob(f"*/{SETTINGS}"))]
-        if not found:
-            raise PastaError(f"{path}: no run folder of `pasta eval generate`, and none in it")
-        for folder in found:
-            name = folder.resolve().name
-            if folders.setdefault(name, folder).resolve() != folder.resolve():
-                raise PastaError(f"several run folders are called {name!r}: rename one")
-    runs = list(map(_read, folders.values()))
-    if empty := [run.folder for run in runs if not run.records]:
-        raise PastaError(f"{empty[0]} holds no records")
+        for folder in _run_folders(path):
+            label = folder.resolve().name
+            if folders.setdefault(label, folder).resolve() != folder.resolve():
+                raise PastaError(f"several run folders are called {label!r}: rename one")
+    runs = [_read_run(folder) for folder in folders.values()]
+    for run in runs:
+        if not run.records:
+            raise PastaError(f"{run.folder} holds no records")
     return runs
 
 
-# Where a figure was measured
-
-
-def machine() -> str:
-    """Name processor, core count, GPU and system, for the side of a figure."""
-    import torch
-
-    processor = platform.processor() or platform.machine()
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        model = next(line for line in lines if line.startswith("model name"))
-        processor = model.partition(":")[2].strip()
-    gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
-    return ", ".join([processor, f"{os.cpu_count()} cores", *gpu, platform.system()])
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what computes an answer, of those that are installed."""
-    found = {"python": platform.python_version()}
-    for name in ("pasta-decoding", "torch", "transformers", "llama-cpp-python"):
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
-
-
-def commit() -> str | None:
-    """Return the commit of the code that runs, `+` if it was changed since; None outside git."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", __file__)  # not that of a project around site-packages
-        return git("describe", "--always", "--dirty=+")
-    except (OSError, subprocess.CalledProcessError):
-        return None
+def _run_folders(path: Path) -> list[Path]:
+    if (path / SETTINGS).is_file():
+        return [path]
+    folders = [settings.parent for settings in sorted(path.glob(f"*/{SETTINGS}"))]
+    if not folders:
+        raise PastaError(f"{path}: no run folder of `pasta eval generate`, and none in it")
+    return folders

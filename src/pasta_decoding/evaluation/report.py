@@ -1,4 +1,4 @@
-"""`pasta eval report`: one page with a plot, a table and the answers; the numbers as JSON."""
+"""`pasta eval report`: one page with a plot, a table and the answers, and the numbers as JSON."""
 
 import io
 import math
@@ -16,15 +16,16 @@ from pasta_decoding.evaluation.judged import (
     EndedFigures,
     where_both_ended,
 )
-from pasta_decoding.evaluation.methods import OF_HF
+from pasta_decoding.evaluation.methods import TRANSFORMERS_METHODS
 from pasta_decoding.evaluation.metrics import Figures, Interval, Verdicts
 from pasta_decoding.evaluation.records import Record, RunFolder
 from pasta_decoding.lang.tree import Chunk, Span, Sync, read
 
 BASELINES = ("sequential", "hf")
-_ALIKE = ("model", "engine", "file_type", "max_tokens", "max_seconds", "sampling")
+"""Methods that can be the baseline, the preferred one first."""
+_SHARED_SETTINGS = ("model", "engine", "file_type", "max_tokens", "max_seconds", "sampling")
 """Settings that runs must have in common to be compared."""
-_NAMES = {
+_FIGURE_NAMES = {
     metrics.TOKENS_PER_STEP: "tokens per step",
     metrics.SPEEDUP_IN_STEPS: "speedup in steps",
     ENDED_SPEEDUP_IN_STEPS: "speedup in steps where both ended",
@@ -35,12 +36,12 @@ _NAMES = {
 }
 
 VerdictsOf = Callable[[RunFolder, RunFolder], Verdicts]
-"""Judge a run against the baseline, or read what a judge left in its folder."""
+"""Judges a run against the baseline, or reads the verdicts that a judge left in its folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run."""
+    """One run, its figures, and the verdicts on its answers."""
 
     run: RunFolder
     figures: Figures
@@ -49,26 +50,27 @@ class RunSummary:
 
     @property
     def intervals(self) -> dict[str, Interval]:
+        """The figures of `_FIGURE_NAMES` that this run has."""
         return {**self.figures.speedups, **self.verdicts.win_rates, **self.ended.intervals}
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReport:
-    """Runs of the same prompts, the baseline first. `notes` names what is not in the figures."""
+    """Runs of the same prompts, the baseline first. `notes` says what the figures leave out."""
 
     baseline: RunFolder
-    lines: Sequence[RunSummary]
+    summaries: Sequence[RunSummary]
     notes: Sequence[str]
 
 
 def build_report(
-    found: Sequence[RunFolder], verdicts_of: VerdictsOf = metrics.verdicts_of
+    runs: Sequence[RunFolder], verdicts_of: VerdictsOf = metrics.verdicts_of
 ) -> EvaluationReport:
     """Compute a report. Raises PastaError for runs that cannot be compared."""
-    baseline = baseline_run(found)
-    runs = [baseline, *(_alike(run, baseline) for run in found if run is not baseline)]
-    lines = [_summary(run, baseline, verdicts_of) for run in runs]
-    return EvaluationReport(baseline, lines, list(_notes(lines)))
+    baseline = baseline_run(runs)
+    others = [_comparable(run, baseline) for run in runs if run is not baseline]
+    summaries = [_summary(run, baseline, verdicts_of) for run in (baseline, *others)]
+    return EvaluationReport(baseline, summaries, list(_notes(summaries)))
 
 
 def _summary(run: RunFolder, baseline: RunFolder, verdicts_of: VerdictsOf) -> RunSummary:
@@ -80,8 +82,9 @@ def _summary(run: RunFolder, baseline: RunFolder, verdicts_of: VerdictsOf) -> Ru
 def baseline_run(runs: Sequence[RunFolder]) -> RunFolder:
     """Return the first sequential run. Raises PastaError if there is none."""
     for method in BASELINES:
-        if found := [run for run in runs if run.settings["method"] == method]:
-            return found[0]
+        for run in runs:
+            if run.settings["method"] == method:
+                return run
     labels = ", ".join(run.label for run in runs)
     raise PastaError(
         f"no run is sequential: {labels}",
@@ -89,39 +92,61 @@ def baseline_run(runs: Sequence[RunFolder]) -> RunFolder:
     )
 
 
-def _alike(run: RunFolder, baseline: RunFolder) -> RunFolder:
-    """Return the run in the baseline's order. Raises PastaError if their settings differ."""
-    both = baseline.records | run.records
-    if lacking := [key for key in both if key not in baseline.records.keys() & run.records.keys()]:
-        such = " ".join(both[lacking[0]].instruction.split())[:60]
-        raise PastaError(
-            f"{len(lacking)} prompts are in one of {baseline.folder} and {run.folder} only, such "
-            f"as {such!r}",
-            hint="The same command of `pasta eval generate` goes on with a run.",
-        )
-    # Servers hold a checkpoint of its own for each method; transformers is an engine of its own.
-    free = {"model"} if baseline.settings.get("engine") == "remote" else set()
-    if any(one.settings["method"] in OF_HF for one in (run, baseline)):
-        free = {"engine", "file_type"}
-    wanted = {key: baseline.settings.get(key) for key in _ALIKE if key not in free}
+def _comparable(run: RunFolder, baseline: RunFolder) -> RunFolder:
+    """Return the run with its records in the baseline's order.
+
+    Raises PastaError if the two have other prompts or other settings.
+    """
+    _refuse_other_prompts(run, baseline)
+    expected = {key: baseline.settings.get(key) for key in _compared_settings(run, baseline)}
     hint = "Give both methods to one `pasta eval generate`."
-    refuse_other_settings(run.folder, run.settings, wanted, hint=hint)
+    refuse_other_settings(run.folder, run.settings, expected, hint=hint)
     return replace(run, records={key: run.records[key] for key in baseline.records})
 
 
-def _notes(lines: Sequence[RunSummary]) -> Iterator[str]:
-    engine = lines[0].run.settings.get("engine")
-    for line in lines:
-        if (own := line.run.settings.get("engine")) != engine:
-            yield f"{line.run.label} ran on {own}, the baseline on {engine}"
-        number = (line.run.settings.get("prompts") or {}).get("number", 0)
-        if (left := number - len(line.run.records)) > 0:
-            yield f"{line.run.label}: {left} prompts of its file are not answered yet"
-        if missing := sum(map(math.isnan, line.verdicts.preferences.values())):
-            yield f"{line.run.label}: {missing} prompts without a verdict"
-    if lost := lines[0].figures.no_baseline:
-        yield f"{lost} prompts have no speedup against the baseline: it failed there"
-    annotators = {line.verdicts.annotator for line in lines} - {""}
+def _refuse_other_prompts(run: RunFolder, baseline: RunFolder) -> None:
+    all_records = baseline.records | run.records
+    shared_keys = baseline.records.keys() & run.records.keys()
+    unshared = [record for key, record in all_records.items() if key not in shared_keys]
+    if unshared:
+        example = " ".join(unshared[0].instruction.split())[:60]
+        raise PastaError(
+            f"{len(unshared)} prompts are in one of {baseline.folder} and {run.folder} only, such "
+            f"as {example!r}",
+            hint="The same command of `pasta eval generate` goes on with a run.",
+        )
+
+
+def _compared_settings(run: RunFolder, baseline: RunFolder) -> list[str]:
+    methods = {run.settings["method"], baseline.settings["method"]}
+    if not methods.isdisjoint(TRANSFORMERS_METHODS):
+        may_differ = {"engine", "file_type"}  # transformers is an engine of its own
+    elif baseline.settings.get("engine") == "remote":
+        may_differ = {"model"}  # a server has one checkpoint, and methods need different ones
+    else:
+        may_differ = set()
+    return [key for key in _SHARED_SETTINGS if key not in may_differ]
+
+
+def _notes(summaries: Sequence[RunSummary]) -> Iterator[str]:
+    baseline = summaries[0]
+    baseline_engine = baseline.run.settings.get("engine")
+    for summary in summaries:
+        label = summary.run.label
+        engine = summary.run.settings.get("engine")
+        if engine != baseline_engine:
+            yield f"{label} ran on {engine}, the baseline on {baseline_engine}"
+        prompt_file = summary.run.settings.get("prompts") or {}
+        unanswered = prompt_file.get("number", 0) - len(summary.run.records)
+        if unanswered > 0:
+            yield f"{label}: {unanswered} prompts of its file are not answered yet"
+        unjudged = sum(map(math.isnan, summary.verdicts.preferences.values()))
+        if unjudged:
+            yield f"{label}: {unjudged} prompts without a verdict"
+    if baseline.figures.no_baseline:
+        prompts = baseline.figures.no_baseline
+        yield f"{prompts} prompts have no speedup against the baseline: it failed there"
+    annotators = {summary.verdicts.annotator for summary in summaries} - {""}
     if len(annotators) > 1:
         yield f"win rates are of different judges: {', '.join(sorted(annotators))}"
     if not annotators:
@@ -132,23 +157,25 @@ def _notes(lines: Sequence[RunSummary]) -> Iterator[str]:
 
 
 def numbers(report: EvaluationReport) -> dict[str, Any]:
+    """Return the report as JSON has it; answers are left out."""
     return {
         "baseline": report.baseline.label,
         "prompts": len(report.baseline.records),
         "notes": list(report.notes),
-        "runs": {
-            line.run.label: {
-                "settings": dict(line.run.settings),
-                **asdict(line.figures),
-                **{name: asdict(one) for name, one in line.verdicts.win_rates.items()},
-                **{name: asdict(rate) for name, rate in line.ended.intervals.items()},
-                "both_ended": line.ended.prompts,
-                "judge": line.verdicts.annotator or None,
-                "ties": line.verdicts.ties,
-                "agreement": line.verdicts.agreement,
-            }
-            for line in report.lines
-        },
+        "runs": {summary.run.label: _run_numbers(summary) for summary in report.summaries},
+    }
+
+
+def _run_numbers(summary: RunSummary) -> dict[str, Any]:
+    win_rates = {**summary.verdicts.win_rates, **summary.ended.intervals}
+    return {
+        "settings": dict(summary.run.settings),
+        **asdict(summary.figures),
+        **{name: asdict(interval) for name, interval in win_rates.items()},
+        "both_ended": summary.ended.prompts,
+        "judge": summary.verdicts.annotator or None,
+        "ties": summary.verdicts.ties,
+        "agreement": summary.verdicts.agreement,
     }
 
 
@@ -156,51 +183,69 @@ def numbers(report: EvaluationReport) -> dict[str, Any]:
 
 
 def render(report: EvaluationReport) -> str:
-    """Return the page: one HTML file without scripts that needs no other and no network."""
+    """Return the page: one HTML file without scripts, which loads nothing else."""
     from jinja2 import Environment
     from markupsafe import Markup
 
     source = files(__package__).joinpath("report.html").read_text(encoding="utf-8")
     page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
+    figures = {name for summary in report.summaries for name in summary.intervals}
+    answers = [
+        (base, [(summary, summary.run.records[key]) for summary in report.summaries])
+        for key, base in report.baseline.records.items()
+    ]
     return page.render(
         report=report,
-        plot=Markup(plot(report)),  # ours: matplotlib escapes names
-        columns=[name for name in _NAMES if any(name in one.intervals for one in report.lines)],
-        names=_NAMES,
-        in_both_orders=any(line.verdicts.agreement is not None for line in report.lines),
-        threads=threads,
-        prompts=[
-            (base, [(line, line.run.records[key]) for line in report.lines])
-            for key, base in report.baseline.records.items()
-        ],
+        plot=Markup(plot(report)),  # safe: matplotlib escapes names
+        columns=[name for name in _FIGURE_NAMES if name in figures],
+        names=_FIGURE_NAMES,
+        in_both_orders=any(summary.verdicts.agreement is not None for summary in report.summaries),
+        pieces=answer_pieces,
+        prompts=answers,
     )
 
 
-def threads(record: Record) -> Iterator[tuple[str, str, str, int]]:
-    """Yield the pieces of an answer as (class, title, text, hue); chunks have their own hues."""
-    number = 0
+@dataclass(frozen=True, slots=True)
+class AnswerPiece:
+    """A stretch of an answer as the page shows it.
+
+    css_class: "" for text of the main thread.
+    title:     appears under the pointer.
+    hue:       of a chunk's background, in degrees.
+    """
+
+    text: str
+    css_class: str = ""
+    title: str = ""
+    hue: int = 0
+
+
+def answer_pieces(record: Record) -> Iterator[AnswerPiece]:
+    """Yield an answer in reading order; each chunk has a hue of its own."""
+    thread = 0
     for node in read(record.annotated):
         match node:
             case Span(text):
-                yield "", "", text, 0
+                yield AnswerPiece(text)
             case Chunk(topic, tokens, text):
-                number += 1
-                title = f"thread {number}: {topic or 'no topic'}, {tokens} tokens promised"
-                yield "chunk", title, text, round(170 + 137.5 * number) % 360  # the golden angle
+                thread += 1
+                title = f"thread {thread}: {topic or 'no topic'}, {tokens} tokens promised"
+                hue = round(170 + 137.5 * thread) % 360  # the golden angle: neighbours differ
+                yield AnswerPiece(text, "chunk", title, hue)
             case Sync():
-                yield "sync", "", "sync", 0
+                yield AnswerPiece("sync", "sync")
 
 
 def plot(report: EvaluationReport) -> str:
-    """Draw speed against win rate, a point a run, as SVG; "" without win rates."""
-    judged = [line for line in report.lines if line.verdicts.win_rates]
+    """Draw speed against win rate, one point a run, as SVG; return "" without win rates."""
+    judged = [summary for summary in report.summaries if summary.verdicts.win_rates]
     if not judged:
         return ""
     require("matplotlib", extra="plot", doing="drawing a report")
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    shared = set.intersection(*(set(line.intervals) for line in judged))
+    shared = set.intersection(*(set(summary.intervals) for summary in judged))
     speed = metrics.WALL_CLOCK if metrics.WALL_CLOCK in shared else metrics.SPEEDUP_IN_STEPS
     rate = metrics.LC_WIN_RATE if metrics.LC_WIN_RATE in shared else metrics.WIN_RATE
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "pasta"}):
@@ -209,27 +254,30 @@ def plot(report: EvaluationReport) -> str:
         axes.grid(color="#e4e7ea")
         axes.axhline(50, color="#667079", lw=0.9, ls="--")
         axes.axvline(1, color="#667079", lw=0.9, ls="--")
-        _name(axes, report.baseline.label, 1, 50)
-        for line in judged:
-            x, y = line.intervals[speed], line.intervals[rate]
+        _write_label(axes, report.baseline.label, 1, 50)
+        for summary in judged:
+            x = summary.intervals[speed]
+            y = summary.intervals[rate]
             if x.value is not None and y.value is not None:
-                axes.errorbar(x.value, y.value, xerr=_reach(x), yerr=_reach(y), fmt="o", ms=7)
-                _name(axes, line.run.label, x.value, y.value)
-        axes.set_xlabel(f"{_NAMES[speed]}, times")
-        axes.set_ylabel(_NAMES[rate])
+                x_error, y_error = _error_bar(x), _error_bar(y)
+                axes.errorbar(x.value, y.value, xerr=x_error, yerr=y_error, fmt="o", ms=7)
+                _write_label(axes, summary.run.label, x.value, y.value)
+        axes.set_xlabel(f"{_FIGURE_NAMES[speed]}, times")
+        axes.set_ylabel(_FIGURE_NAMES[rate])
         axes.margins(0.12)
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    svg = text.getvalue()
+        document = io.StringIO()
+        figure.savefig(document, format="svg", metadata={"Date": None})
+    svg = document.getvalue()
     return svg[svg.index("<svg") :]
 
 
-def _reach(one: Interval) -> list[list[float]]:
-    """Return how far an interval reaches below and above its value, as matplotlib wants it."""
-    value = one.value or 0.0
-    low, high = (value if bound is None else bound for bound in (one.low, one.high))
+def _error_bar(interval: Interval) -> list[list[float]]:
+    """Return how far an interval reaches below and above its value, in matplotlib's shape."""
+    value = interval.value or 0.0
+    low = value if interval.low is None else interval.low
+    high = value if interval.high is None else interval.high
     return [[max(0.0, value - low)], [max(0.0, high - value)]]
 
 
-def _name(axes: Any, text: str, x: float, y: float) -> None:
+def _write_label(axes: Any, text: str, x: float, y: float) -> None:
     axes.annotate(text, (x, y), (7, 6), textcoords="offset points", parse_math=False)

@@ -1,19 +1,21 @@
 """Skeleton-of-Thought (Ning et al., ICLR 2024, arXiv 2307.15337) on our engines.
 
-First the model writes a skeleton: a numbered list of points of a few words, begun with "1." as the
-paper does for open models. Then a request for each point, begun with the point itself, expands it,
-all side by side. The answer is their concatenation. The paper's router (SoT-R) is left out. The
-prompts say what the paper's say, with two worked skeletons, which small models need.
+First the model writes a skeleton: a numbered list of points of a few words each. Its answer is
+started with "1.", as in the paper for open models. Then one request a point expands that point, all
+of them side by side; each answer is started with the point itself. The whole answer is their
+concatenation. The paper's router (SoT-R) is left out. Our prompts ask for the same as the paper's;
+the two example skeletons are there for small models.
 
-The requests for points share one prefill, which is one step:
+The requests for points share one prefill, which counts as one step:
 
     critical path = tokens of the skeleton + 1 + tokens of the longest point
 
-Without two points we ask for the plain answer, and count the steps of the skeleton as well.
+If the skeleton has fewer than two points, a plain answer takes the place of the points. The steps
+of the skeleton count as well.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from pasta_decoding.answer.record import Answer
@@ -21,7 +23,7 @@ from pasta_decoding.answer.request import Request, Rules, SamplingParams
 from pasta_decoding.answer.sampler import Sampler
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.rows import Question
-from pasta_decoding.evaluation.methods import Ask, of_question
+from pasta_decoding.evaluation.ask import Ask, question_sampling
 from pasta_decoding.evaluation.records import Record, record_of
 from pasta_decoding.lang.measures import repetitions
 from pasta_decoding.lang.tree import (
@@ -37,8 +39,8 @@ from pasta_decoding.lang.tree import (
 from pasta_decoding.scheduling.asking import DecodingTask
 from pasta_decoding.scheduling.decoder import LocalDecoder
 
-BEGUN = "1."
-SKELETON = """\
+OUTLINE_START = "1."
+OUTLINE_PROMPT = """\
 Write only the outline of an answer, not the answer: a numbered list of 3 to 10 points, each of 3 \
 to 5 words.
 
@@ -59,14 +61,14 @@ Outline:
 
 Question: {question}
 Outline:"""
-POINT = """\
+POINT_PROMPT = """\
 {question}
 
 The outline of the answer:
-{skeleton}
+{outline}
 
 Write one or two sentences about point {number} only."""
-MOST_POINTS = 10
+MAX_POINTS = 10
 SKELETON_SHARE = 1 / 3  # of the answer's tokens; ten points of five words need about a hundred
 
 _POINT = re.compile(r"^[ \t*#-]*(\d{1,2})[.)][ \t*]*(\S.*)$", re.MULTILINE)
@@ -75,64 +77,88 @@ _POINT = re.compile(r"^[ \t*#-]*(\d{1,2})[.)][ \t*]*(\S.*)$", re.MULTILINE)
 def ask_skeleton(
     decoder: LocalDecoder, config: GenerationConfig, question: Question, ask: Ask
 ) -> DecodingTask[Record]:
-    """Ask for the skeleton, then for all points; plainly if there are no two points.
+    """Ask for the skeleton, then for all points, or for a plain answer if there are fewer than two.
 
-    `config.max_tokens` are of skeleton and points together; each point gets an equal share of what
-    the skeleton leaves. A plain answer in their place may have all of them.
+    Skeleton and points have `config.max_tokens` together; the points get equal shares of the tokens
+    that the skeleton leaves. A plain answer has `config.max_tokens` by itself.
     """
-    asked, sampling = question.instruction, of_question(config, question)
-    most = max(1, int(config.max_tokens * SKELETON_SHARE))
-    ends = ("\nQuestion:", *_beginnings([1, MOST_POINTS + 1]))  # another list, or too long a one
-    rules = Rules(max_tokens=most, parallel=False, stop=ends)
-    outlining = _begun(decoder, SKELETON.format(question=asked), BEGUN, rules, sampling)
-    [skeleton] = yield from ask([outlining])
-    points = points_of(f"{BEGUN}{skeleton.text}", cut_off=skeleton.hit_limit)
+    [skeleton] = yield from ask([_skeleton_request(decoder, config, question)])
+    points = points_of(f"{OUTLINE_START}{skeleton.text}", cut_off=skeleton.hit_limit)
     if len(points) >= 2:
-        most = max(1, (config.max_tokens - skeleton.fed_tokens) // len(points))
-        outline = "\n".join(f"{number}. {heading}" for number, heading in points.items())
-        requests = [
-            _begun(
-                decoder,
-                POINT.format(question=asked, skeleton=outline, number=number),
-                f"{number}. {heading}:",
-                replace(rules, max_tokens=most, stop=_beginnings(points.keys() - {number})),
-                of_question(config, question, number),
-            )
-            for number, heading in points.items()
-        ]
+        max_point_tokens = max(1, (config.max_tokens - skeleton.fed_tokens) // len(points))
+        requests = _point_requests(decoder, config, question, points, max_point_tokens)
         answers = yield from ask(requests)
         record = _record_of_points(decoder, question, points, answers)
     else:
-        alone = replace(config.rules, parallel=False)
-        [plain] = yield from ask([decoder.request(asked, alone, sampling)])
-        record = record_of(decoder, question, plain)
-    return replace(  # all of it waited for the skeleton, and its prefill is one step more
+        sequential = replace(config.rules, parallel=False)
+        sampling = question_sampling(config, question)
+        [answer] = yield from ask([decoder.request(question.instruction, sequential, sampling)])
+        record = record_of(decoder, question, answer)
+    return replace(
         record,
+        # The second stage waited for the skeleton, and its prefill is one more step.
         critical_path=skeleton.critical_path + 1 + record.critical_path,
         fed_tokens=skeleton.fed_tokens + record.fed_tokens,
         interventions=skeleton.interventions + record.interventions,
     )
 
 
-def _beginnings(numbers: Iterable[int]) -> tuple[str, ...]:
-    """Return how lines begin that are one of these points."""
-    return tuple(f"\n{mark}{n}{end}" for n in numbers for mark in ("", "**", "- ") for end in ".)")
-
-
-def _begun(
-    decoder: LocalDecoder, text: str, begun: str, rules: Rules, sampling: SamplingParams
+def _skeleton_request(
+    decoder: LocalDecoder, config: GenerationConfig, question: Question
 ) -> Request:
-    """Return the request that answers `text` with an answer that has been begun."""
-    started = tuple(decoder.encoder.encode_text(begun))
-    prompt = decoder.prompt_ids(text, rules.max_tokens + len(started))
-    return Request(prompt + started, Sampler(sampling), rules)
+    max_tokens = max(1, int(config.max_tokens * SKELETON_SHARE))
+    # The model begins another question, another list, or more points than we take.
+    stop = ("\nQuestion:", *_line_starts([1, MAX_POINTS + 1]))
+    rules = Rules(max_tokens=max_tokens, parallel=False, stop=stop)
+    prompt = OUTLINE_PROMPT.format(question=question.instruction)
+    sampling = question_sampling(config, question)
+    return _started_request(decoder, prompt, OUTLINE_START, rules, sampling)
+
+
+def _point_requests(
+    decoder: LocalDecoder,
+    config: GenerationConfig,
+    question: Question,
+    points: Mapping[int, str],
+    max_point_tokens: int,
+) -> list[Request]:
+    """Return one request a point. Its answer ends where the model begins another point."""
+    outline = "\n".join(f"{number}. {heading}" for number, heading in points.items())
+    requests = []
+    for number, heading in points.items():
+        prompt = POINT_PROMPT.format(question=question.instruction, outline=outline, number=number)
+        stop = _line_starts(points.keys() - {number})
+        rules = Rules(max_tokens=max_point_tokens, parallel=False, stop=stop)
+        sampling = question_sampling(config, question, number)
+        start = f"{number}. {heading}:"
+        requests.append(_started_request(decoder, prompt, start, rules, sampling))
+    return requests
+
+
+def _line_starts(numbers: Iterable[int]) -> tuple[str, ...]:
+    """Return the ways in which a line of one of these points begins, each after a line break."""
+    return tuple(
+        f"\n{mark}{number}{closing}"
+        for number in numbers
+        for mark in ("", "**", "- ")
+        for closing in ".)"
+    )
+
+
+def _started_request(
+    decoder: LocalDecoder, text: str, start: str, rules: Rules, sampling: SamplingParams
+) -> Request:
+    """Return a request for an answer to `text` of which the prompt already holds the start."""
+    start_ids = tuple(decoder.encoder.encode_text(start))
+    prompt = decoder.prompt_ids(text, rules.max_tokens + len(start_ids))
+    return Request(prompt + start_ids, Sampler(sampling), rules)
 
 
 def _record_of_points(
-    decoder: LocalDecoder, question: Question, points: dict[int, str], answers: Sequence[Answer]
+    decoder: LocalDecoder, question: Question, points: Mapping[int, str], answers: Sequence[Answer]
 ) -> Record:
-    """Return the record of the second stage, as if it were all."""
-    tree = concatenated(points, [one.text for one in answers], decoder.plain_tokens)
+    """Return the record of the second stage alone."""
+    tree = concatenated(points, [answer.text for answer in answers], decoder.plain_tokens)
     text = strip(tree)
     return Record(
         **asdict(question),
@@ -150,35 +176,53 @@ def _record_of_points(
 
 
 def points_of(outline: str, *, cut_off: bool = False) -> dict[int, str]:
-    """Return the headings of a skeleton's points by their numbers, which rise; at most ten.
+    """Return the headings of a skeleton's points by number: the first ten that differ.
 
-    cut_off: a limit ended the skeleton, so that its last line may be a part of one.
+    Numbers must rise: a point with a lower number ends the list.
+
+    cut_off: a limit ended the skeleton. Its last line may be incomplete and is left out.
     """
-    whole = outline.rpartition("\n")[0] if cut_off else outline
+    complete_lines = outline.rpartition("\n")[0] if cut_off else outline
     points: dict[int, str] = {}
-    last = -1
-    for digits, line in _POINT.findall(whole):
-        number, heading = int(digits), line.replace("**", "").strip().rstrip(" .:;,")
-        if number <= last:
+    seen_headings = {""}
+    last_number = -1
+    for digits, line in _POINT.findall(complete_lines):
+        number = int(digits)
+        if number <= last_number:
             break
-        last = number
-        known = {one.casefold() for one in ("", *points.values())}
-        if heading.casefold() not in known and len(points) < MOST_POINTS:
+        last_number = number
+        heading = line.replace("**", "").strip().rstrip(" .:;,")
+        if heading.casefold() not in seen_headings and len(points) < MAX_POINTS:
             points[number] = heading
+            seen_headings.add(heading.casefold())
     return points
 
 
 def concatenated(
-    points: dict[int, str], texts: Sequence[str], count_tokens: Callable[[str], int]
+    points: Mapping[int, str], texts: Sequence[str], count_tokens: Callable[[str], int]
 ) -> Tree:
-    """Return the answer: every point and its text on lines of their own, the texts as chunks."""
+    """Return the answer: each point on a line of its own, its text as a chunk after the heading.
+
+    A point without a text has no chunk. `texts` are in the order of the points.
+    """
     nodes: list[Node] = []
-    main = ""
+    main_text = ""  # of points since the last chunk
     for (number, heading), text in zip(points.items(), texts, strict=True):
-        main += f"\n{number}. {heading}" if nodes or main else f"{number}. {heading}"
-        ends = _beginnings(points.keys() - {number})  # a text still holds the one that ended it
-        if body := min((text.partition(end)[0] for end in ends), key=len).strip():
-            tokens = valid_tokens(count_tokens(body))
-            nodes += [Span(f"{main}: "), Chunk(valid_topic(heading), tokens, body)]
-            main = ""
-    return (*nodes, Span(main)) if main else tuple(nodes)
+        if nodes or main_text:
+            main_text += "\n"
+        main_text += f"{number}. {heading}"
+        other_points = _line_starts(points.keys() - {number})
+        if body := _text_before(text, other_points).strip():
+            nodes.append(Span(f"{main_text}: "))
+            nodes.append(Chunk(valid_topic(heading), valid_tokens(count_tokens(body)), body))
+            main_text = ""
+    if main_text:
+        nodes.append(Span(main_text))
+    return tuple(nodes)
+
+
+def _text_before(text: str, ends: Iterable[str]) -> str:
+    """Return `text` up to the first of `ends`: the text of an answer holds its stop string."""
+    for end in ends:
+        text = text.partition(end)[0]
+    return text
