@@ -17,7 +17,7 @@ import numpy as np
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import open_local
 from pasta_decoding.cli.console import cache_folder
-from pasta_decoding.evaluation.metrics import geometric
+from pasta_decoding.evaluation.metrics import geometric_interval
 from pasta_decoding.evaluation.provenance import commit, machine
 from pasta_decoding.scheduling.decoder import LocalDecoder
 
@@ -35,7 +35,7 @@ def spread(values: Sequence[float], digits: int = 6) -> dict[str, float]:
 def ratio(slow: Sequence[float], fast: Sequence[float]) -> dict[str, float | None]:
     """Return the median of paired ratios; their geometric mean, and its interval of 95 %."""
     ratios_P = np.asarray(slow) / np.asarray(fast)
-    mean = asdict(geometric(ratios_P))
+    mean = asdict(geometric_interval(ratios_P))
     found = {"median": float(np.median(ratios_P)), "mean": mean.pop("value"), **mean}
     return {name: value and round(value, 3) for name, value in found.items()}
 

@@ -1,4 +1,4 @@
-"""Pasta as a model of lm-evaluation-harness, which knows no entry points: a command brings it.
+"""Pasta as a model of lm-evaluation-harness. The harness has no plugins; a command adds the model.
 
     pasta-lm-eval --model pasta --model_args name=balanced,parallel=False --tasks ifeval
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pasta_decoding.api.streams import Result
 
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""What task files call an answer's limit; the first one counts."""
+"""Names of the token limit in task files; the first one that is set counts."""
 
 
 def run() -> None:
@@ -35,60 +35,72 @@ def run() -> None:
         from lm_eval.api.model import LM
         from lm_eval.api.registry import model_registry
 
-        # The harness may not be installed, so its class is no base before it is asked for.
-        kind = type("PastaLM", (PastaModel, LM), {"__module__": __name__})
-        model_registry.register("pasta", target=kind)
+        # `LM` is a base here and not below: without the harness, this module can be imported.
+        model_class = type("PastaLM", (PastaModel, LM), {"__module__": __name__})
+        model_registry.register("pasta", target=model_class)
         cli_evaluate()
     except PastaError as error:
         sys.exit(f"pasta-lm-eval: {error}\n{error.hint}".rstrip())
 
 
 class PastaModel:
-    """What the harness asks of a model.
+    """The methods that the harness calls.
 
-    name:       what `pasta.load` takes, and so are the other arguments of loading.
-    parallel:   False bans promises: sequential decoding with the same weights.
-    batch_size: answers that are written side by side.
+    name:       an argument of `pasta.load`, as are `device` and `loading`.
+    parallel:   False bans promises, for sequential decoding with the same weights.
+    batch_size: how many answers are written side by side.
     """
 
     cache_hook: Any
     tokenizer_name = "pasta"
-    """The harness tells cached requests apart by it; a conversation is the same for every model."""
+    """Part of the harness's cache keys. Our prompts are the same for every tokenizer."""
 
     def __init__(
-        self, name: str = "balanced", *, parallel: bool = True, batch_size: int | str = 1,
-        max_batch_size: int | None = None, max_tokens: int = 512, device: str | None = None,
+        self,
+        name: str = "balanced",
+        *,
+        parallel: bool = True,
+        batch_size: int | str = 1,
+        max_batch_size: int | None = None,
+        max_tokens: int = 512,
+        device: str | None = None,
         **loading: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         from pasta_decoding.api.config import GenerationConfig
         from pasta_decoding.api.opening import load
 
         if not str(batch_size).isdigit() or int(batch_size) < 1 or max_batch_size is not None:
             raise PastaError(f"batch_size is {batch_size}, not a number of answers, such as 16")
-        self.together = int(batch_size)
-        self.always = GenerationConfig(parallel=parallel, max_tokens=max_tokens)
-        # The harness says cuda:0 when its user said nothing.
+        self.max_concurrency = int(batch_size)
+        self.default_config = GenerationConfig(parallel=parallel, max_tokens=max_tokens)
+        # The harness passes cuda:0 if its user names no device.
         self.model = load(name, device=None if device == "cuda:0" else device, **loading)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Answer requests, whose `args` are a context and a task's settings, in order."""
         texts: list[str] = []
         with tqdm(total=len(requests), desc="Answers", disable=disable_tqdm) as bar:
-            for settings, some in groupby(requests, key=lambda one: one.args[1]):
-                texts += self._answered(list(some), settings, bar)
+            for settings, group in groupby(requests, key=lambda request: request.args[1]):
+                texts += self._answer_group(list(group), settings, bar)
         return texts
 
-    def _answered(
+    def _answer_group(
         self, requests: Sequence[Any], settings: Mapping[str, Any], bar: Any
     ) -> list[str]:
-        def keep(number: int, result: Result) -> None:
-            self.cache_hook.add_partial("generate_until", requests[number].args, result.text)
+        """Answer requests that share their settings."""
+
+        def on_result(index: int, result: Result) -> None:
+            self.cache_hook.add_partial("generate_until", requests[index].args, result.text)
             bar.update()
 
-        config = config_of_task(self.always, settings)
-        asked = [conversation_in(one.args[0]) for one in requests]
-        results = self.model.batch(asked, config, max_concurrency=self.together, on_result=keep)
-        return [one.text for one in results]
+        results = self.model.batch(
+            [conversation_in(request.args[0]) for request in requests],
+            config_of_task(self.default_config, settings),
+            max_concurrency=self.max_concurrency,
+            on_result=on_result,
+        )
+        return [result.text for result in results]
 
     def loglikelihood(self, _requests: Sequence[Any]) -> NoReturn:
         raise PastaError(
@@ -101,30 +113,33 @@ class PastaModel:
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Return a conversation as one string, which is read again when it is asked."""
+        """Return a conversation as JSON. `conversation_in` reads it when it is answered."""
         if not add_generation_prompt:
             raise PastaError("the task begins the model's answer: leave its gen_prefix out")
         return json.dumps(chat_history)
 
 
-def config_of_task(always: GenerationConfig, settings: Mapping[str, Any]) -> GenerationConfig:
-    """Return a task's `generation_kwargs` as a config; what they leave out is `always`'s.
+def config_of_task(default: GenerationConfig, settings: Mapping[str, Any]) -> GenerationConfig:
+    """Return a task's `generation_kwargs` as a config; `default` has the fields they leave out.
 
-    Raises PastaError for unknown ones.
+    Raises PastaError for unknown settings.
     """
-    given = {name: one for name, one in settings.items() if one is not None}
-    limits = [given.pop(name) for name in _LENGTHS if name in given]
+    fields = {name: value for name, value in settings.items() if value is not None}
+    limits = [fields.pop(name) for name in _LENGTHS if name in fields]
     if limits:
-        given["max_tokens"] = int(limits[0])
-    until = given.pop("until", ())
-    given["stop"] = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
-    temperature = given.get("temperature", always.temperature)
-    if not given.pop("do_sample", temperature >= GREEDY_BELOW):
-        given["temperature"] = 0.0
-    return always.updated(**{"temperature": 1.0} | given)  # transformers' own
+        fields["max_tokens"] = int(limits[0])
+    until = fields.pop("until", ())
+    stops = [until] if isinstance(until, str) else until
+    fields["stop"] = [stop for stop in stops if stop]
+    temperature = fields.get("temperature", default.temperature)
+    if not fields.pop("do_sample", temperature >= GREEDY_BELOW):
+        fields["temperature"] = 0.0
+    fields.setdefault("temperature", 1.0)  # the default of transformers, if `do_sample` is true
+    return default.updated(**fields)
 
 
 def conversation_in(text: str) -> str | list[dict[str, str]]:
+    """Return the conversation that `apply_chat_template` wrote, or a text as it is."""
     if text.startswith('[{"role": '):
         with suppress(ValueError):
             return list(json.loads(text))

@@ -26,7 +26,7 @@ _OPTIONS: dict[str, Any] = {
     for name, hint in get_type_hints(GenerationConfig, include_extras=True).items()
     if name != "logit_bias"
 }
-"""What `-o NAME VALUE` takes: the fields of `GenerationConfig` that have a help text."""
+"""The options of `-o NAME VALUE`: fields of `GenerationConfig` that have a help text."""
 
 
 @cache
@@ -41,23 +41,31 @@ class PastaModel(_Model):  # type: ignore[misc]
     Options = create_model("Options", __base__=llm.Options, **_OPTIONS)
 
     def __init__(self, adapter: str) -> None:
-        self.adapter, self.model_id = adapter, f"pasta-{adapter}"
+        self.adapter = adapter
+        self.model_id = f"pasta-{adapter}"
 
     def execute(
-        self, prompt: Any, stream: bool, response: Any, conversation: Any = None  # noqa: ARG002
-    ) -> Iterator[str]:  # fmt: skip
-        """Answer a conversation, with what llm kept of it; note its usage at the end.
+        self,
+        prompt: Any,
+        stream: bool,
+        response: Any,
+        conversation: Any = None,  # noqa: ARG002
+    ) -> Iterator[str]:
+        """Answer a conversation, whose earlier turns llm has; report its usage at the end.
 
-        Raises llm.ModelError for what cannot be answered.
+        Raises llm.ModelError for a prompt that cannot be answered.
         """
         messages = [
-            {"role": one.role, "content": "".join(part.text for part in one.parts)}
-            for one in prompt.messages
+            {"role": message.role, "content": "".join(part.text for part in message.parts)}
+            for message in prompt.messages
         ]
         options = prompt.options.model_dump(exclude_none=True)
         try:
             with _loaded(self.adapter).stream(messages, **options) as answer:
-                yield from answer if stream else ["".join(answer)]
+                if stream:
+                    yield from answer
+                else:
+                    yield "".join(answer)
             usage = answer.result.usage
         except PastaError as error:
             raise llm.ModelError(f"{error}. {error.hint}".rstrip()) from error

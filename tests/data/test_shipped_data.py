@@ -44,7 +44,7 @@ def test_every_prompt_is_there_once(name: str, count: int) -> None:
 
 def test_no_prompt_of_an_evaluation_shares_eight_words_with_a_row_or_a_prompt_of_training() -> None:
     rows = [row for name in ROWS for row in shipped(name)]
-    texts = [text for row in rows for text in (row.asked, strip(read(row.response)))]
+    texts = [text for row in rows for text in (row.prompt_text, strip(read(row.response)))]
     for name in ("preference_prompts", "open_prompts", "code_prompts"):
         texts += read_prompts(FOLDER / f"{name}.jsonl")
     exact = set(map(normalised, texts))

@@ -63,8 +63,8 @@ def sft(
     base = find_base(model, cache_folder(), adapter=config.start or NO_ADAPTER)
     rows = rows_of(config.data)
     held_out = rows_of(config.eval_data)
-    trained_prompts = {row.asked for row in rows}
-    overlap = sum(row.asked in trained_prompts for row in held_out)
+    trained_prompts = {row.prompt_text for row in rows}
+    overlap = sum(row.prompt_text in trained_prompts for row in held_out)
     if overlap:
         say(f"{overlap} of {len(held_out)} held-out prompts are trained on as well")
     finished = train_sft(config, rows, base=base, out=out, held_out=held_out)

@@ -1,4 +1,4 @@
-"""Building a training set: what is left out of the rows at hand and why, and a set in figures.
+"""Building a training set: selects rows, counts why others are dropped, and measures a set.
 
 Responses may be plain or in the text form; lengths count the plain text.
 """
@@ -20,15 +20,15 @@ from pasta_decoding.lang.tree import Chunk, Sync, has_chunk, read, strip, text_f
 from pasta_decoding.setting import Setting
 
 GRAM_WORDS = 8
-OF_THEIRS = 0.5
-OF_OURS = 0.6
+MAX_SHARED_OF_EVALUATED = 0.5
+MAX_SHARED_OF_ROW = 0.6
 
 _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionLimits:
-    """What a row must be to stay. Lengths are in tokens of the model that will be trained."""
+    """Limits on rows. Lengths are in tokens of the model that will be trained."""
 
     max_total_tokens: Annotated[
         int | None, Setting("Leave out longer rows, counted with their prompt.", min=1)
@@ -41,75 +41,87 @@ class SelectionLimits:
 
 def select_rows(
     rows: Iterable[Row],
-    wanted: SelectionLimits,
+    limits: SelectionLimits,
     count_tokens: Callable[[str], int],
     evaluated: Iterable[str] = (),
 ) -> tuple[list[Row], Counter[str]]:
-    """Return the rows that stay, always in the same order, and why others went."""
+    """Return the selected rows, shuffled with a fixed seed, and how many others each reason drops.
+
+    evaluated: prompts of evaluation sets; rows with such prompts are dropped.
+    """
     shuffled = list(rows)
     random.Random(0).shuffle(shuffled)
     is_contaminated = contamination(evaluated)
-    kept: dict[tuple[str, str], Row] = {}
-    of_prompt: Counter[str] = Counter()
+    max_tokens = limits.max_total_tokens or math.inf
+    selected: dict[tuple[str, str], Row] = {}
+    responses_per_prompt: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
 
-    def against(row: Row, plain: str, key: tuple[str, str]) -> Iterator[tuple[str, bool]]:
-        """Yield what may speak against a row, and whether it does; the cheap ones come first."""
-        yield "over the limit", len(kept) == wanted.limit
+    def reasons_to_drop(row: Row, plain: str, key: tuple[str, str]) -> Iterator[tuple[str, bool]]:
+        """Yield each reason and whether it holds for the row, the cheap ones first."""
+        yield "over the limit", len(selected) == limits.limit
         yield "empty", not row.instruction.strip() or not plain.strip()
         yield "malformed", any(check(row.response, topic_required=False))
         yield "annotated twice", has_chunk(read(plain))
         yield "in an evaluation set", is_contaminated(row.instruction)
-        most = wanted.max_total_tokens or math.inf
-        yield "length", sum(map(count_tokens, (row.asked, plain))) > most
-        yield "duplicate", key in kept
-        yield "prompt often enough", of_prompt[key[0]] == wanted.per_prompt
+        yield "length", count_tokens(row.prompt_text) + count_tokens(plain) > max_tokens
+        yield "duplicate", key in selected
+        yield "prompt often enough", responses_per_prompt[key[0]] == limits.per_prompt
 
     for row in shuffled:
         tree = read(row.response)
         plain = strip(tree)
-        key = normalised(row.asked), normalised(plain)
-        if reason := next((name for name, holds in against(row, plain, key) if holds), None):
-            dropped[reason] += 1
+        key = (normalised(row.prompt_text), normalised(plain))
+        reasons = (reason for reason, holds in reasons_to_drop(row, plain, key) if holds)
+        first_reason = next(reasons, None)
+        if first_reason is not None:
+            dropped[first_reason] += 1
             continue
-        of_prompt[key[0]] += 1
-        kept[key] = replace(row, response=text_form(lift_markup(tree)))
-    return list(kept.values()), dropped
+        responses_per_prompt[key[0]] += 1
+        selected[key] = replace(row, response=text_form(lift_markup(tree)))
+    return list(selected.values()), dropped
 
 
 def contamination(prompts: Iterable[str]) -> Callable[[str], bool]:
-    """Return a function that knows prompts of evaluation sets.
+    """Return a function that tells whether a prompt is too near to one of these prompts.
 
-    A prompt is contaminated if its words are those of one of them, or if it shares half of one's
-    runs of eight words, or if six tenths of its own are in one. Case and punctuation do not count.
+    It is too near to a prompt with the same words. It is too near as well if it shares runs of
+    eight words with it: half of the other prompt's runs, or six tenths of its own. Case and
+    punctuation do not count.
     """
-    exact: set[str] = set()
-    sizes: list[int] = []
-    holders: defaultdict[str, set[int]] = defaultdict(set)
+    normalised_prompts: set[str] = set()
+    run_counts: list[int] = []
+    prompts_with_run: defaultdict[str, set[int]] = defaultdict(set)
     for number, prompt in enumerate(prompts):
-        exact.add(normalised(prompt))
+        normalised_prompts.add(normalised(prompt))
         runs = runs_of_words(prompt)
-        sizes.append(len(runs))
+        run_counts.append(len(runs))
         for run in runs:
-            holders[run].add(number)
+            prompts_with_run[run].add(number)
 
     def is_contaminated(prompt: str) -> bool:
-        ours = runs_of_words(prompt)
-        shared = Counter(number for run in ours for number in holders.get(run, ()))
-        return normalised(prompt) in exact or any(
-            count >= OF_THEIRS * sizes[number] or count >= OF_OURS * len(ours)
-            for number, count in shared.items()
+        if normalised(prompt) in normalised_prompts:
+            return True
+        runs = runs_of_words(prompt)
+        shared_runs: Counter[int] = Counter()
+        for run in runs:
+            shared_runs.update(prompts_with_run.get(run, ()))
+        return any(
+            count >= MAX_SHARED_OF_EVALUATED * run_counts[number]
+            or count >= MAX_SHARED_OF_ROW * len(runs)
+            for number, count in shared_runs.items()
         )
 
     return is_contaminated
 
 
 def normalised(text: str) -> str:
+    """Return the words of a text without case and punctuation, a space between them."""
     return " ".join(_WORD.findall(text.casefold()))
 
 
 def runs_of_words(text: str) -> set[str]:
-    """Return the runs of eight words that `text` holds, normalised."""
+    """Return all runs of eight neighbouring words of a text, normalised."""
     words = normalised(text).split()
     starts = range(len(words) - GRAM_WORDS + 1)
     return {" ".join(words[start : start + GRAM_WORDS]) for start in starts}
@@ -131,7 +143,8 @@ def measure_rows(rows: Iterable[Row], count_tokens: Callable[[str], int]) -> dic
         }
         groups[row.source.partition("/")[0]].append(measured)
     sources = {source: _figures(group) for source, group in sorted(groups.items())}
-    return _figures([one for group in groups.values() for one in group]) | {"sources": sources}
+    all_rows = [measured for group in groups.values() for measured in group]
+    return _figures(all_rows) | {"sources": sources}
 
 
 def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -158,5 +171,5 @@ def _spread(values: Sequence[int]) -> dict[str, float] | None:
 
 
 def _speedup(rows: Sequence[dict[str, Any]]) -> float | None:
-    found = geometric_mean(row["ideal_speedup"] for row in rows)
-    return None if found is None else round(found, 3)
+    speedup = geometric_mean(row["ideal_speedup"] for row in rows)
+    return None if speedup is None else round(speedup, 3)

@@ -47,12 +47,12 @@ _THOUGHTS = re.compile(r"\A(\s*<think>)?((?!<think>).)*?</think>\s*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to ask and how patiently.
+    """An endpoint, and how long to wait for it.
 
-    base_url:    what stands before `/chat/completions`, such as `http://localhost:8000/v1`.
-    api_key:     never shown; empty for one that needs none.
-    timeout_s:   of one try of one request.
-    arguments:   those of sampling that the model takes, as far as is known.
+    base_url:  the URL before `/chat/completions`, such as `http://localhost:8000/v1`.
+    api_key:   never printed; empty for an endpoint that needs none.
+    timeout_s: of one try of one request.
+    arguments: sampling arguments to send. An argument that the model refuses is removed.
     """
 
     base_url: str
@@ -95,7 +95,8 @@ class EndpointError(PastaError):
 
 def endpoint_key(environment: Mapping[str, str]) -> str:
     """Return the key that a user has set; empty without one."""
-    return next(filter(None, map(environment.get, KEY_VARIABLES)), "")
+    keys = (environment.get(name) for name in KEY_VARIABLES)
+    return next((key for key in keys if key), "")
 
 
 def open_client(endpoint: Endpoint) -> AsyncOpenAI:
@@ -184,7 +185,7 @@ async def chat(
         "top_logprobs": _TOP_LOGPROBS,
     }
     try:
-        raw, tries = await _asked(client, endpoint, messages, settings)
+        raw, tries = await _completion(client, endpoint, messages, settings)
     except APIError as error:
         raise _explained(endpoint, error) from error
     try:  # the client does not check what comes: anything may be missing or of no use
@@ -213,15 +214,15 @@ def _logprobs(choice: Any) -> list[dict[str, float]]:
         return [
             {
                 str(token.token): min(0.0, float(token.logprob))
-                for token in (place, *(place.top_logprobs or ()))
+                for token in (written, *(written.top_logprobs or ()))
             }
-            for place in choice.logprobs.content
+            for written in choice.logprobs.content
         ]
     except (ValueError, TypeError, AttributeError):
         return []
 
 
-async def _asked(
+async def _completion(
     client: AsyncOpenAI,
     endpoint: Endpoint,
     messages: Sequence[EndpointMessage],
@@ -235,41 +236,46 @@ async def _asked(
     from openai import APIStatusError
 
     create: Any = client.chat.completions.with_raw_response.create
-    asked = {"model": endpoint.model, "messages": list(messages)}
+    request = {"model": endpoint.model, "messages": list(messages)}
     tries = 0
     while True:
-        sent, tries = list(endpoint.arguments), tries + 1
+        names = list(endpoint.arguments)
+        tries += 1
         try:
-            return await create(**asked, **{name: settings[name] for name in sent}), tries
+            return await create(**request, **{name: settings[name] for name in names}), tries
         except APIStatusError as error:
             if error.status_code not in _ARGUMENT_STATUSES:
                 raise
-            if "max_completion_tokens" in error.message and "max_tokens" in sent:
-                sent[sent.index("max_tokens")] = "max_completion_tokens"
-            elif "temperature" in error.message and "temperature" in sent:
-                sent.remove("temperature")
-            elif "logprobs" in error.message and "logprobs" in sent:
-                sent = [name for name in sent if name not in LOGPROB_ARGUMENTS]
+            if "max_completion_tokens" in error.message and "max_tokens" in names:
+                names[names.index("max_tokens")] = "max_completion_tokens"
+            elif "temperature" in error.message and "temperature" in names:
+                names.remove("temperature")
+            elif "logprobs" in error.message and "logprobs" in names:
+                names = [name for name in names if name not in LOGPROB_ARGUMENTS]
             else:
                 raise
-            endpoint.arguments[:] = sent
+            endpoint.arguments[:] = names
 
 
 def _explained(endpoint: Endpoint, error: APIError) -> EndpointError:
     import openai
 
-    status, tries = getattr(error, "status_code", None), f"(tries: {endpoint.max_retries + 1})"
+    """Return the error for a request that the client gave up."""
+    status = getattr(error, "status_code", None)
+    kind = f"status {status}"
+    tries = f"(tries: {endpoint.max_retries + 1})"
     # A refused connection or an unknown host, in any HTTP library.
-    nobody = type(error.__cause__).__name__ == "ConnectError"
+    is_unreachable = type(error.__cause__).__name__ == "ConnectError"
     if status in (401, 403):
-        said = f"refuses the key ({status}); it is read from {' or '.join(KEY_VARIABLES)}"
+        problem = f"refuses the key ({status}); it is read from {' or '.join(KEY_VARIABLES)}"
     elif isinstance(error, openai.APITimeoutError):
-        status, said = "timeout", f"did not answer within {endpoint.timeout_s:g} s {tries}"
+        kind = "timeout"
+        problem = f"did not answer within {endpoint.timeout_s:g} s {tries}"
     elif isinstance(error, openai.APIConnectionError):
-        verb = "cannot be reached" if nobody else "broke the connection"
-        status, said = "connection", f"{verb}: {error.__cause__} {tries}"
+        kind = "connection"
+        verb = "cannot be reached" if is_unreachable else "broke the connection"
+        problem = f"{verb}: {error.__cause__} {tries}"
     else:
-        said = f"failed with status {status}: {excerpt(error.message)}"
-    kind = status if isinstance(status, str) else f"status {status}"
-    fatal = nobody or status in (401, 403, 404)
-    return EndpointError(kind, f"{endpoint.base_url} {said}", fatal=fatal)
+        problem = f"failed with status {status}: {excerpt(error.message)}"
+    fatal = is_unreachable or status in (401, 403, 404)
+    return EndpointError(kind, f"{endpoint.base_url} {problem}", fatal=fatal)

@@ -1,15 +1,16 @@
-"""One JSON object of a row as the turns of a conversation, in any form in which programs keep one.
+"""Reads one JSON object as the turns of a conversation, in each form that programs write.
 
-- `instruction` and `response`, which is ours. Alpaca's `input` and Dolly's `context` follow the
-  instruction behind a blank line;
-- `messages`, each with `role` and `content`, or ShareGPT's `conversations`, each with `from` and
-  `value`: the last one is the response;
-- `prompt` and `completion`, each a text or messages; here and above, Alpaca's `output` is one too;
-- any of them with `chosen` and `rejected` in the place of the response, as TRL has preferences: a
-  list of these may begin with the prompt.
+- `instruction` and `response` are Pasta's own form. Alpaca's `input` and Dolly's `context` follow
+  the instruction after a blank line.
+- `messages` have `role` and `content`; ShareGPT's `conversations` have `from` and `value`. The last
+  message is the response.
+- `prompt` and `completion` are each a text or a list of messages. Alpaca's `output` is another name
+  for the response, here and in the first form.
+- `chosen` and `rejected` take the place of the response in each of these forms, as TRL has them. A
+  list of messages may begin with the prompt.
 
-`system` or `system_prompt` may stand beside them; what else belongs to prompt or answer is never
-passed over.
+Each form may have `system` or `system_prompt` as well. A column that belongs to the prompt or to
+the answer and that no form reads is an error: it is never dropped silently.
 """
 
 from collections.abc import Mapping
@@ -20,85 +21,141 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.models.template import ROLES, Message
 
 JsonObject = Mapping[str, Any]
-_FORMS = ("instruction", "messages", "conversations", "prompt")
-_INPUTS, _SYSTEMS = ("input", "context"), ("system", "system_prompt")
-_ANSWERS = ("response", "completion", "output")
-COLUMNS = (*_FORMS, *_INPUTS, *_SYSTEMS, *_ANSWERS, "history")
-# Other programs put these columns into a prompt, and these parts into a message.
-_FOREIGN = ("tools", "functions", "documents", "chat_template_kwargs",
-            "image", "images", "video", "videos", "audio", "audios")  # fmt: skip
-_FOREIGN_PARTS = ("tool_calls", "function_call", "reasoning", "reasoning_content", "thinking")
+
+_PROMPT_COLUMNS = ("instruction", "messages", "conversations", "prompt")
+"""The first of these columns that an object has tells its form."""
+_INPUT_COLUMNS = ("input", "context")
+_SYSTEM_COLUMNS = ("system", "system_prompt")
+_ANSWER_COLUMNS = ("response", "completion", "output")
+COLUMNS = (*_PROMPT_COLUMNS, *_INPUT_COLUMNS, *_SYSTEM_COLUMNS, *_ANSWER_COLUMNS, "history")
+"""All columns that are read here, except for `chosen` and `rejected`."""
+
+# Columns of prompts and parts of messages in other programs. Pasta cannot train on them.
+_UNSUPPORTED_COLUMNS = (
+    *("tools", "functions", "documents", "chat_template_kwargs"),
+    *("image", "images", "video", "videos", "audio", "audios"),
+)
+_UNSUPPORTED_PARTS = ("tool_calls", "function_call", "reasoning", "reasoning_content", "thinking")
 _ROLE_NAMES = {"human": "user", "gpt": "assistant", "developer": "system"}
 
 
-def turns_of(found: JsonObject, *, answered: bool) -> list[Message]:
-    """Return the turns of a row, a system message first; the response last if it is `answered`."""
-    form = next((name for name in _FORMS if name in found), "instruction")
-    beside = _FOREIGN if form == "instruction" else (*_FOREIGN, *_INPUTS)
-    if foreign := [name for name in beside if found.get(name)]:
-        raise PastaError(f"{foreign[0]!r} has no place in a prompt of {form!r}")
+def turns_of(fields: JsonObject, *, answered: bool) -> list[Message]:
+    """Return the turns of a row, a system message first; the response last if it is `answered`.
+
+    Raises PastaError for an object without a prompt, or with something that no form reads.
+    """
+    form = next((name for name in _PROMPT_COLUMNS if name in fields), "instruction")
+    _refuse_unsupported_columns(fields, form)
     if form == "instruction":
-        more = [text_field(found, name, "") for name in _INPUTS]
-        asked = [text_field(found, "instruction"), *filter(str.strip, more)]
-        turns = [*messages_of(found, "history"), Message("user", "\n\n".join(asked))]
+        turns = [*messages_of(fields, "history"), Message("user", _instruction(fields))]
     else:
-        turns = messages_of(found, form, "user" if form == "prompt" else None)
-    is_whole = form in ("messages", "conversations")
-    named = "completion" if form == "prompt" else "response"
-    answer = form if is_whole else next((name for name in _ANSWERS if name in found), named)
-    if answered and not is_whole:
-        turns += messages_of(found, answer, "assistant")
-    told = found.get(answer) if answered else None
-    if isinstance(told, list) and told and 0 in (told[-1].get("weight"), told[-1].get("train")):
-        raise PastaError("the answer is marked as one not to learn")
-    if not answered and turns and turns[-1].role == "assistant":
+        turns = messages_of(fields, form, "user" if form == "prompt" else None)
+    answer_column = _answer_column(fields, form)
+    if answered:
+        if answer_column != form:
+            turns += messages_of(fields, answer_column, "assistant")
+        _refuse_untrained_answer(fields.get(answer_column))
+    elif turns and turns[-1].role == "assistant":
         del turns[-1]
-    if system := "\n\n".join(filter(None, (text_field(found, name, "") for name in _SYSTEMS))):
-        if any(turn.role == "system" for turn in turns):
-            raise PastaError("'system' stands beside a system message")
-        turns = [Message("system", system), *turns]
-    return turns
+    return [*_system_message(fields, turns), *turns]
 
 
-def judged_turns_of(found: JsonObject, name: str) -> list[Message]:
+def _refuse_unsupported_columns(fields: JsonObject, form: str) -> None:
+    unsupported = list(_UNSUPPORTED_COLUMNS)
+    if form != "instruction":
+        unsupported += _INPUT_COLUMNS
+    for name in unsupported:
+        if fields.get(name):
+            raise PastaError(f"{name!r} has no place in a prompt of {form!r}")
+
+
+def _instruction(fields: JsonObject) -> str:
+    inputs = [text_field(fields, name, "") for name in _INPUT_COLUMNS]
+    paragraphs = [text_field(fields, "instruction"), *filter(str.strip, inputs)]
+    return "\n\n".join(paragraphs)
+
+
+def _answer_column(fields: JsonObject, form: str) -> str:
+    """Return the column that holds the answer: `form` itself if its messages end with the answer.
+
+    Without an answer, it is the column that an error should name.
+    """
+    if form in ("messages", "conversations"):
+        return form
+    default = "completion" if form == "prompt" else "response"
+    return next((name for name in _ANSWER_COLUMNS if name in fields), default)
+
+
+def _refuse_untrained_answer(messages: Any) -> None:
+    """Raise PastaError if the last message has `weight` or `train` 0: it is not for training."""
+    if not isinstance(messages, list) or not messages:
+        return
+    if 0 in (messages[-1].get("weight"), messages[-1].get("train")):
+        raise PastaError("the answer is marked as one not to learn")
+
+
+def _system_message(fields: JsonObject, turns: list[Message]) -> list[Message]:
+    """Return the system message of the columns as a list of one, or an empty list."""
+    texts = [text_field(fields, name, "") for name in _SYSTEM_COLUMNS]
+    system = "\n\n".join(filter(None, texts))
+    if not system:
+        return []
+    if any(turn.role == "system" for turn in turns):
+        raise PastaError("'system' stands beside a system message")
+    return [Message("system", system)]
+
+
+def judged_turns_of(fields: JsonObject, name: str) -> list[Message]:
     """Return the turns that end with the answer in the column `chosen` or `rejected`."""
-    answer = messages_of(found, name, "assistant")
+    answer = messages_of(fields, name, "assistant")
     if len(answer) == 1:
-        return [*turns_of(found, answered=False), *answer]
-    beside = {key: value for key, value in found.items() if key not in _FORMS}
-    return turns_of(beside | {"messages": found[name]}, answered=True)
+        return [*turns_of(fields, answered=False), *answer]
+    other_fields = {key: value for key, value in fields.items() if key not in _PROMPT_COLUMNS}
+    return turns_of(other_fields | {"messages": fields[name]}, answered=True)
 
 
-def messages_of(found: JsonObject, name: str, role: str | None = None) -> list[Message]:
-    """Return a column as turns. `role`: it may be a text as well, which that one says."""
-    turns = found.get(name, [])
-    if role and not isinstance(found.get(name), list):
-        return [Message(role, text_field(found, name))]
+def messages_of(fields: JsonObject, name: str, text_role: str | None = None) -> list[Message]:
+    """Return a column as turns.
+
+    text_role: the column may be a text as well; the text is one turn of this role.
+    """
+    turns = fields.get(name, [])
+    if text_role and not isinstance(fields.get(name), list):
+        return [Message(text_role, text_field(fields, name))]
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise PastaError(f"{name!r} is not a list of messages")
     return [_message(turn) for turn in turns]
 
 
 def _message(turn: JsonObject) -> Message:
-    role_name, content_name = ("from", "value") if "from" in turn else ("role", "content")
-    role = text_field(turn, role_name)
-    role = _ROLE_NAMES.get(role, role)
+    if "from" in turn:
+        role_key, content_key = "from", "value"
+    else:
+        role_key, content_key = "role", "content"
+    role_name = text_field(turn, role_key)
+    role = _ROLE_NAMES.get(role_name, role_name)
     if role not in ROLES:
         raise PastaError(f"unknown role {role!r}: roles are {', '.join(ROLES)}")
-    if foreign := [name for name in _FOREIGN_PARTS if turn.get(name)]:
-        raise PastaError(f"{foreign[0]!r} has no place in a message")
-    if isinstance(turn.get(content_name), list):
-        with suppress(KeyError, TypeError):  # parts that are no text: told below
-            turn = {content_name: "\n".join(part["text"] for part in turn[content_name])}
-    return Message(role, text_field(turn, content_name))
+    for name in _UNSUPPORTED_PARTS:
+        if turn.get(name):
+            raise PastaError(f"{name!r} has no place in a message")
+    if isinstance(turn.get(content_key), list):
+        # `text_field` refuses a list with parts that are not text.
+        with suppress(KeyError, TypeError):
+            turn = {content_key: "\n".join(part["text"] for part in turn[content_key])}
+    return Message(role, text_field(turn, content_key))
 
 
-def text_field(found: JsonObject, name: str, default: str | None = None) -> str:
-    value = found.get(name)
+def text_field(fields: JsonObject, name: str, default: str | None = None) -> str:
+    """Return a field that is text, or `default` if it is missing or null.
+
+    Raises PastaError without a default, for another type, and for text that UTF-8 cannot hold.
+    """
+    value = fields.get(name)
     if value is None and default is not None:
         return default
     if not isinstance(value, str):
-        raise PastaError(f"{name!r} is not a string" if name in found else f"no {name!r}")
+        raise PastaError(f"{name!r} is not a string" if name in fields else f"no {name!r}")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:

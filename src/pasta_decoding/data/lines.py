@@ -1,4 +1,4 @@
-"""Files of a run folder: JSONL, grown line by line or written whole, and JSON."""
+"""Files of a run folder: JSON, and JSON lines that are appended or written at once."""
 
 import fcntl
 import json
@@ -15,7 +15,7 @@ JsonValue = TypeVar("JsonValue", list[Any], dict[str, Any])
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Make a run folder and hold it. Raises PastaError if another process does."""
+    """Make a run folder and lock it. Raises PastaError if another process holds the lock."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:
@@ -26,16 +26,20 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def refuse_other_settings(
-    place: Path, there: Mapping[str, Any], here: Mapping[str, Any], *, hint: str
+    path: Path, stored: Mapping[str, Any], current: Mapping[str, Any], *, hint: str
 ) -> None:
-    """Raise PastaError that names the differences, unless `place` was begun with settings `here`.
+    """Raise PastaError, which names the differences, unless `stored` has the `current` settings.
 
-    there: all that is known of it, as JSON holds it.
+    stored: settings that were read from `path` as JSON; it may have more keys.
     """
-    here = json.loads(json.dumps(dict(here)))
-    if names := [name for name in here if there.get(name) != here[name]]:
-        changes = ", ".join(f"{name} ({there.get(name)} -> {here[name]})" for name in names)
-        raise PastaError(f"{place} was begun with other settings: {changes}", hint=hint)
+    current = json.loads(json.dumps(dict(current)))
+    changes = [
+        f"{name} ({stored.get(name)} -> {value})"
+        for name, value in current.items()
+        if stored.get(name) != value
+    ]
+    if changes:
+        raise PastaError(f"{path} was begun with other settings: {', '.join(changes)}", hint=hint)
 
 
 def read_lines(
@@ -44,41 +48,43 @@ def read_lines(
     resume: bool = False,
     hint: str = "Remove the file; the same command makes it again.",
 ) -> list[dict[str, Any]]:
-    """Return the object in each line; nothing if there is no file yet.
+    """Return the object in each line; an empty list if there is no file.
 
-    A last line without its line break was cut off by a kill or a full disk, and does not count.
-    resume: the file is to grow on, so such a line is cut away.
+    A last line without a line break was cut off by a kill or a full disk. It is left out.
 
-    Raises PastaError for a line that is no object, and leaves the file alone then.
+    resume: more lines will be appended, so a line that was cut off is removed from the file.
+
+    Raises PastaError, without a change of the file, for a line that is not a JSON object.
     """
     contents = path.read_bytes() if path.exists() else b""
-    *whole, torn = contents.split(b"\n")
-    found = []
-    for number, line in enumerate(whole, start=1):
+    *lines, cut_off = contents.split(b"\n")
+    objects = []
+    for number, line in enumerate(lines, start=1):
         try:
-            found.append(dict(json.loads(line.decode("utf-8"))))
+            objects.append(dict(json.loads(line.decode("utf-8"))))
         except (ValueError, TypeError, RecursionError) as error:
             raise PastaError(f"{path}:{number}: not a JSON object: {error}", hint=hint) from error
-    if resume and torn:
-        write_text(path, contents[: len(contents) - len(torn)].decode("utf-8"))
-    return found
+    if resume and cut_off:
+        write_text(path, contents.removesuffix(cut_off).decode("utf-8"))
+    return objects
 
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
-    """Add a line; when this returns, a kill cannot lose it any more. The file's folder is made."""
+    """Append a line; make the folder if needed. When this returns, a kill cannot lose the line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as lines:
-        lines.write(to_json(line) + "\n")
+    with path.open("a", encoding="utf-8") as file:
+        file.write(to_json(line) + "\n")
 
 
 def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Write all lines of a file; until that is done, the old file stays."""
     write_text(path, "".join(to_json(line) + "\n" for line in lines))
 
 
 def read_json(path: Path, kind: type[JsonValue]) -> JsonValue:
-    """Return the JSON value of a file. Raises PastaError if it cannot be read or is no `kind`."""
+    """Return the list or dict in a JSON file. Raises PastaError if there is no such value."""
     with errors_as(f"cannot read {path}", OSError, ValueError, RecursionError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, kind):
+        value = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(value, kind):
         raise PastaError(f"{path} holds no JSON {kind.__name__}")
-    return found
+    return value

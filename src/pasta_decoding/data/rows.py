@@ -1,7 +1,8 @@
-"""Instruction-response rows and prompts: JSON lines or one JSON list, .gz by the file's name.
+"""Reads and writes files of rows: instructions with their responses, or prompts alone.
 
-A row is one JSON object in one of the forms of `forms.py`; `id` and `source` may be missing. A
-prompt file has the same forms and needs no responses. Files are written whole or not at all.
+A file is JSON lines or one JSON list, compressed if its name ends with .gz. Each row is an object
+in one of the forms of `forms.py`; `id` and `source` may be missing. A file of prompts has the same
+forms and needs no responses.
 """
 
 import codecs
@@ -20,7 +21,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.files import to_json, written_whole
 from pasta_decoding.models.template import Message
 
-Parsed = TypeVar("Parsed")
+Item = TypeVar("Item")
 _FIELDS = ("id", "source", "instruction", "response")
 
 
@@ -28,9 +29,9 @@ _FIELDS = ("id", "source", "instruction", "response")
 class Row:
     """One answered instruction. `response` may hold tags in text form.
 
-    id:      the file's, else one made of what the row says (`derived_id`); numbered if used before.
-    extra:   keys of the file that have no field here, written back unchanged.
-    history: the conversation before the instruction, plain text, such as a system message.
+    id:      from the file, else `derived_id`; a number follows if another row has the same id.
+    extra:   keys of the file that have no field here; they are written back unchanged.
+    history: the conversation before the instruction, such as a system message, as plain text.
     """
 
     id: str
@@ -45,15 +46,17 @@ class Row:
         return [*self.history, Message("user", self.instruction)]
 
     @property
-    def asked(self) -> str:
+    def prompt_text(self) -> str:
+        """The text of the conversation, without roles."""
         return "\n\n".join(turn.content for turn in self.conversation)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One prompt. `id` is the digest of its text, so that records of all methods find each other.
+    """One prompt of an evaluation.
 
-    dataset: the part of AlpacaEval that it belongs to; None if the file does not say.
+    id:      the digest of the text, so it is the same in the records of all methods.
+    dataset: the part of AlpacaEval that the prompt belongs to; None if the file does not say.
     """
 
     id: str
@@ -66,12 +69,13 @@ def question_of(instruction: str, dataset: str | None = None) -> Question:
 
 
 def derived_id(row: Row) -> str:
-    """Return the id of a row that was given none: a digest of what is asked and answered."""
-    said = [*((turn.role, turn.content) for turn in row.conversation), row.response]
-    return _digest(json.dumps(said))
+    """Return the id of a row that has none in its file: a digest of conversation and response."""
+    turns = [(turn.role, turn.content) for turn in row.conversation]
+    return _digest(json.dumps([*turns, row.response]))
 
 
 def digest(rows: Iterable[Row]) -> str:
+    """Return a digest of the rows' conversations and responses, in order."""
     return _digest("".join(map(derived_id, rows)))
 
 
@@ -81,49 +85,50 @@ def _digest(text: str) -> str:
 
 def read_rows(*paths: Path) -> Iterator[Row]:
     """Yield the rows of files in order. Raises PastaError that names file and line."""
-    seen: Counter[str] = Counter()
+    id_counts: Counter[str] = Counter()
     for path in paths:
-        yield from _sound(path, lambda found: _row(found, seen))
+        yield from _parse_or_raise(path, lambda fields: _row(fields, id_counts))
 
 
 def numbered_rows(path: Path) -> Iterator[tuple[int, Row | PastaError]]:
-    """Yield each row, or what is wrong with its line, with the line's number."""
-    seen: Counter[str] = Counter()
-    return _parsed(path, lambda found: _row(found, seen))
+    """Yield each line's number with its row, or with the error of its line."""
+    id_counts: Counter[str] = Counter()
+    return _parse(path, lambda fields: _row(fields, id_counts))
 
 
 def read_pairs(path: Path) -> Iterator[tuple[Row, Row]]:
-    """Yield each prompt with the answer that was chosen, and with the one that was rejected."""
-    return _sound(path, _pair)
+    """Yield each prompt with its chosen answer, and with its rejected one."""
+    return _parse_or_raise(path, _pair)
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Return the prompts of a file. A conversation is refused: one question is asked."""
-    return list(_sound(path, _one_question))
+    """Return the prompts of a file. Raises PastaError for a conversation of several turns."""
+    return list(_parse_or_raise(path, _single_prompt))
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Return the prompts of an evaluation; none may be empty, or there twice."""
-    seen: set[str] = set()
+    """Return the prompts of an evaluation. Raises PastaError for an empty or a repeated one."""
+    ids: set[str] = set()
 
-    def parse(found: JsonObject) -> Question:
-        question = question_of(_one_question(found), _name(found, "dataset") or None)
+    def parse(fields: JsonObject) -> Question:
+        question = question_of(_single_prompt(fields), _name_field(fields, "dataset") or None)
         if not question.instruction.strip():
             raise PastaError("the prompt is empty")
-        if question.id in seen:
+        if question.id in ids:
             raise PastaError("the same prompt came before")
-        seen.add(question.id)
+        ids.add(question.id)
         return question
 
-    if not (questions := list(_sound(path, parse))):
+    questions = list(_parse_or_raise(path, parse))
+    if not questions:
         raise PastaError(f"{path} holds no prompt")
     return questions
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write `rows` to `path`; until all are written, what was there stays."""
+    """Write a file of rows; until that is done, the old file stays."""
     contents = "".join(map(_line, rows)).encode("utf-8")
-    if path.suffix == ".gz":  # without a time in it: equal rows give equal bytes
+    if path.suffix == ".gz":  # without the time: equal rows give equal bytes
         contents = gzip.compress(contents, mtime=0)
     try:
         with written_whole(path) as partial:
@@ -133,37 +138,39 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def _line(row: Row) -> str:
-    found = {name: getattr(row, name) for name in _FIELDS}
-    history = {"history": [asdict(turn) for turn in row.history]} if row.history else {}
-    return to_json(found | history | row.extra) + "\n"
+    fields: dict[str, object] = {name: getattr(row, name) for name in _FIELDS}
+    if row.history:
+        fields["history"] = [asdict(turn) for turn in row.history]
+    return to_json(fields | row.extra) + "\n"
 
 
-def _sound(path: Path, parse: Callable[[JsonObject], Parsed]) -> Iterator[Parsed]:
-    for _number, found in _parsed(path, parse):
-        if isinstance(found, PastaError):
-            raise found
-        yield found
+def _parse_or_raise(path: Path, parse: Callable[[JsonObject], Item]) -> Iterator[Item]:
+    for _number, item in _parse(path, parse):
+        if isinstance(item, PastaError):
+            raise item
+        yield item
 
 
-def _parsed(
-    path: Path, parse: Callable[[JsonObject], Parsed]
-) -> Iterator[tuple[int, Parsed | PastaError]]:
-    """Yield what `parse` makes of each JSON object, or its error, and the line's number."""
+def _parse(
+    path: Path, parse: Callable[[JsonObject], Item]
+) -> Iterator[tuple[int, Item | PastaError]]:
+    """Yield each line's number with the item that `parse` returns for its object, or its error."""
     for number, entry in _entries(path):
         try:
-            found = _json(entry) if isinstance(entry, bytes) else entry
-            if not isinstance(found, dict):
+            value = _json(entry) if isinstance(entry, bytes) else entry
+            if not isinstance(value, dict):
                 raise PastaError("not a JSON object")
-            yield number, parse(found)
+            yield number, parse(value)
         except PastaError as problem:
             yield number, PastaError(f"{path}:{number}: {problem}")
 
 
 def _entries(path: Path) -> Iterator[tuple[int, object]]:
-    """Yield the lines of a file that are not blank, as bytes; or the entries of a JSON list."""
+    """Yield numbered entries: a file's lines that are not blank, as bytes, or its JSON list's."""
     try:
         contents = path.read_bytes()
-        contents = gzip.decompress(contents) if path.suffix == ".gz" else contents
+        if path.suffix == ".gz":
+            contents = gzip.decompress(contents)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise PastaError(f"cannot read {path}: {reason}") from error
@@ -181,7 +188,7 @@ def _entries(path: Path) -> Iterator[tuple[int, object]]:
 
 def _json(contents: bytes) -> Any:
     try:
-        # NaN is no JSON: no other program could read what is written of it.
+        # NaN is not JSON. It becomes null: other programs could not read it in a file of ours.
         return json.loads(contents.rstrip(b"\r").decode("utf-8"), parse_constant=lambda _: None)
     except UnicodeDecodeError as error:
         raise PastaError(f"not UTF-8 (byte {error.start + 1})") from error
@@ -192,41 +199,48 @@ def _json(contents: bytes) -> Any:
         raise PastaError("not JSON that can be read: too deep, or a number too long") from error
 
 
-def _row(found: JsonObject, seen: Counter[str]) -> Row:
-    row = _answered(turns_of(found, answered=True), found)
-    row_id = _name(found, "id") or row.id
-    while seen[row_id]:
-        seen[row_id] += 1
-        row_id += f"-{seen[row_id]}"
-    seen[row_id] = 1
+def _row(fields: JsonObject, id_counts: Counter[str]) -> Row:
+    """Return a row whose id is not in `id_counts`, and count the id."""
+    row = _answered_row(turns_of(fields, answered=True), fields)
+    row_id = _name_field(fields, "id") or row.id
+    while id_counts[row_id]:
+        id_counts[row_id] += 1
+        row_id += f"-{id_counts[row_id]}"
+    id_counts[row_id] = 1
     return replace(row, id=row_id)
 
 
-def _name(found: JsonObject, name: str) -> str:
-    """Return what a column calls the row, if anything; some programs count them."""
-    value = found.get(name)
-    return str(value) if type(value) in (int, float) else text_field(found, name, "")
+def _name_field(fields: JsonObject, name: str) -> str:
+    """Return a field as text, "" if it is missing. Some programs use numbers as names."""
+    value = fields.get(name)
+    return str(value) if type(value) in (int, float) else text_field(fields, name, "")
 
 
-def _answered(turns: Sequence[Message], found: JsonObject) -> Row:
+def _answered_row(turns: Sequence[Message], fields: JsonObject) -> Row:
     if [turn.role for turn in turns[-2:]] != ["user", "assistant"]:
         raise PastaError("the conversation does not end with a user's message and its answer")
-    *history, asked, answer = turns
-    extra = {key: value for key, value in found.items() if key not in (*_FIELDS, *COLUMNS)}
-    row = Row("", _name(found, "source"), asked.content, answer.content, extra, tuple(history))
+    *history, question, answer = turns
+    row = Row(
+        id="",
+        source=_name_field(fields, "source"),
+        instruction=question.content,
+        response=answer.content,
+        extra={key: value for key, value in fields.items() if key not in (*_FIELDS, *COLUMNS)},
+        history=tuple(history),
+    )
     return replace(row, id=derived_id(row))
 
 
-def _pair(found: JsonObject) -> tuple[Row, Row]:
-    turns = (judged_turns_of(found, name) for name in ("chosen", "rejected"))
-    chosen, rejected = (_answered(one, found) for one in turns)
+def _pair(fields: JsonObject) -> tuple[Row, Row]:
+    chosen = _answered_row(judged_turns_of(fields, "chosen"), fields)
+    rejected = _answered_row(judged_turns_of(fields, "rejected"), fields)
     if chosen.conversation != rejected.conversation:
         raise PastaError("'chosen' and 'rejected' answer different prompts")
-    return replace(chosen, id=_name(found, "id") or chosen.id), rejected
+    return replace(chosen, id=_name_field(fields, "id") or chosen.id), rejected
 
 
-def _one_question(found: JsonObject) -> str:
-    turns = turns_of(found, answered=False)
+def _single_prompt(fields: JsonObject) -> str:
+    turns = turns_of(fields, answered=False)
     if [turn.role for turn in turns] != ["user"]:
         raise PastaError("the prompt is a conversation, not one user's message")
     return turns[0].content

@@ -22,10 +22,10 @@ from pasta_decoding.scheduling.decoder import Decoder
 from pasta_decoding.server import schema
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.errors import ApiError, install
-from pasta_decoding.server.listen import Guard
+from pasta_decoding.server.guard import Guard
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.replies import Reply
-from pasta_decoding.server.requests import Body, ChatRequest, CompletionRequest
+from pasta_decoding.server.requests import Body, ChatRequest, CompletionRequest, Prompt
 from pasta_decoding.server.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 Replies = dict[int | str, dict[str, Any]]
 
 LOOPBACK_NAMES = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
-TAGS_AMONG = 16
-"""Extra alternatives to fetch, because tags among them are dropped."""
+EXTRA_ALTERNATIVES = 16
+"""Alternatives to fetch beyond those asked for, since tags among them are dropped."""
 ERRORS: Replies = {
     status: {"model": schema.ErrorReply}
     for status in (400, 401, 404, 408, 413, 415, 429, 500, 502, 503)
@@ -44,16 +44,16 @@ ERRORS: Replies = {
 def create_app(backends: Mapping[str, Backend], metrics: Metrics, settings: Settings) -> FastAPI:
     """Return the application. It stops the backends when it stops.
 
-    backends: by the names that clients ask for. The first is the model, loaded when the application
-        starts. A second one is its sequential baseline, loaded when it is first asked for.
+    backends: by the model names of requests. The first is the model, loaded when the application
+        starts. A second one is its sequential baseline, loaded at its first request.
     """
-    every = list(backends.values())
+    all_backends = list(backends.values())
 
     @asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
-        await every[0].ready()
+        await all_backends[0].ready()
         yield
-        for backend in every:
+        for backend in all_backends:
             await backend.stop()
 
     app = FastAPI(
@@ -66,7 +66,7 @@ def create_app(backends: Mapping[str, Backend], metrics: Metrics, settings: Sett
     )
     app.add_middleware(Guard, metrics=metrics, settings=settings)
     if settings.hosts is not None:
-        # Else a page from elsewhere could have its name lead here, and read along (DNS rebinding).
+        # DNS rebinding: a foreign page whose name resolves to this server could read replies.
         hosts = [*LOOPBACK_NAMES, *settings.hosts]
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
     if settings.origins:
@@ -78,15 +78,15 @@ def create_app(backends: Mapping[str, Backend], metrics: Metrics, settings: Sett
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     app.include_router(_openai_routes(backends, settings.answer_tokens))
-    app.include_router(_other_routes(every, metrics))
+    app.include_router(_other_routes(all_backends, metrics))
     install(app)
     return app
 
 
 def _openai_routes(backends: Mapping[str, Backend], answer_tokens: int) -> APIRouter:
-    """Return the routes that OpenAI's clients know.
+    """Return the routes of OpenAI's API.
 
-    answer_tokens: the longest answer to a request that does not say.
+    answer_tokens: the token limit of requests that set none.
     """
     router = APIRouter(prefix="/v1", responses=ERRORS)
     began_s = int(time.time())
@@ -103,16 +103,13 @@ def _openai_routes(backends: Mapping[str, Backend], answer_tokens: int) -> APIRo
 
     async def reply(body: Body) -> Response:
         """Answer each choice of the first prompt, of the second, and so on."""
-        n, limit = body.n or 1, body.limit or answer_tokens
+        n = body.n or 1
+        max_tokens = body.limit or answer_tokens
         decoder = await _decoder(backends, body.model, n * len(body.prompts))
-        prompts = [
-            decoder.prompt_ids(one, limit, plain=isinstance(one, str))
-            if isinstance(one, str | list)
-            else one
-            for one in body.prompts
-        ]
-        config, priority = body.config(limit), Priority[body.pasta_priority or "normal"]
-        logprobs = None if body.alternatives is None else body.alternatives + TAGS_AMONG
+        prompts = [_prompt_ids(decoder, prompt, max_tokens) for prompt in body.prompts]
+        config = body.config(max_tokens)
+        priority = Priority[body.pasta_priority or "normal"]
+        logprobs = None if body.alternatives is None else body.alternatives + EXTRA_ALTERNATIVES
         sampling = config.sampling(logprobs=logprobs)
         requests = [
             decoder.request(prompts[choice // n], config.rules, sampling, choice, priority)
@@ -133,14 +130,27 @@ def _openai_routes(backends: Mapping[str, Backend], answer_tokens: int) -> APIRo
 
     def model(name: str) -> schema.Model:
         decoder = backends[name].decoder
-        most = None if decoder is None else decoder.context_tokens
-        return schema.Model(id=name, created=began_s, owned_by="pasta", max_model_len=most)
+        context_tokens = None if decoder is None else decoder.context_tokens
+        return schema.Model(
+            id=name, created=began_s, owned_by="pasta", max_model_len=context_tokens
+        )
 
     return router
 
 
+def _prompt_ids(decoder: Decoder, prompt: Prompt, max_tokens: int) -> Sequence[int]:
+    """Return the token ids of a prompt of a request. A text is continued without a template."""
+    if isinstance(prompt, tuple):
+        return prompt
+    return decoder.prompt_ids(prompt, max_tokens, plain=isinstance(prompt, str))
+
+
 async def _decoder(backends: Mapping[str, Backend], model: str, answers: int) -> Decoder:
-    """Return the decoder of a model, if there is room for some more answers."""
+    """Return the decoder of a model, which is loaded if it was not.
+
+    Raises ApiError for an unknown model, a model that cannot be loaded, or without room for this
+    number of answers.
+    """
     if (backend := backends.get(model)) is None:
         first, *_ = backends
         message = f"there is no model {excerpt(model)!r} here, but {first!r}"
@@ -151,19 +161,20 @@ async def _decoder(backends: Mapping[str, Backend], model: str, answers: int) ->
     except ApiError:
         raise
     except Exception as error:
-        known = isinstance(error, PastaError)
-        log.warning("a model cannot be loaded: %s", error, exc_info=not known)
-        why = error if known else "the server's log says why"
-        message = f"the model cannot be loaded: {why}"
+        is_explained = isinstance(error, PastaError)
+        log.warning("a model cannot be loaded: %s", error, exc_info=not is_explained)
+        reason = error if is_explained else "the server's log says why"
+        message = f"the model cannot be loaded: {reason}"
         raise ApiError(503, message, code="model_not_loaded") from error
 
 
-def _replies(whole: type[schema.Wire], chunk: type[schema.Wire]) -> Replies:
+def _replies(plain: type[schema.Wire], chunk: type[schema.Wire]) -> Replies:
+    """Return the OpenAPI description of a route that replies plainly or by a stream of chunks."""
     data = {"type": "string", "description": f"a {chunk.__name__} as JSON; at last [DONE]"}
     event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
     return {
         200: {
-            "model": whole,
+            "model": plain,
             "description": "The whole reply, or, with `stream`, server-sent events.",
             "content": {"text/event-stream": {"schema": event}},
         }
@@ -197,17 +208,17 @@ def _other_routes(backends: Sequence[Backend], metrics: Metrics) -> APIRouter:
     @router.get("/metrics", response_class=Response, responses=metrics_replies)
     async def show_metrics() -> Response:
         """Return the metrics in Prometheus' text format."""
-        activities = [one.activity for one in backends]
-        text = metrics.render(activities, sum(one.unended for one in backends))
+        activities = [backend.activity for backend in backends]
+        text = metrics.render(activities, sum(backend.unended for backend in backends))
         return Response(text, media_type="text/plain; version=0.0.4")
 
     return router
 
 
 def _content_policy(page: str) -> str:
-    """Return a policy under which only the page's own scripts run, and they ask only this server.
+    """Return a policy under which only the page's own scripts run, and send requests only here.
 
-    A script that an answer smuggled in would not run even if the page's own code put it there.
+    A script in an answer cannot run even if the page's own code inserts it.
     """
     policy = (
         "default-src 'none'; connect-src 'self'; img-src data:; "

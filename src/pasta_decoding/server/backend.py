@@ -1,7 +1,7 @@
-"""The worker behind the server, and the answers that it writes.
+"""The worker thread behind the server, and the answers that it writes.
 
-The event loop hands requests to the worker, whose thread takes them between two steps and hands its
-news to the event loop. So neither waits.
+The event loop's thread queues requests; the worker takes them between two steps. The worker's news
+are queued for the event loop in the same way. So neither thread waits for the other.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 
 def warmed_up(decoder: Decoder) -> Decoder:
-    """Return a decoder that has written a token; PastaError if it cannot."""
+    """Let a decoder write one token; return it. Raises PastaError if it cannot."""
     if isinstance(decoder, LocalDecoder):
-        prompt, rules = (decoder.vocabulary.end,), Rules(max_tokens=1)
-        kinds = ArithmeticError, LookupError, RuntimeError, TypeError, ValueError
-        with errors_as("the model cannot write an answer", *kinds):
-            decoder.answer(decoder.request(prompt, rules, SamplingParams()))
+        engine_errors = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
+        with errors_as("the model cannot write an answer", *engine_errors):
+            prompt = (decoder.vocabulary.end,)
+            decoder.answer(decoder.request(prompt, Rules(max_tokens=1), SamplingParams()))
     return decoder
 
 
@@ -43,16 +43,19 @@ class Backend:
 
     All methods are called from the event loop's thread and never block it.
 
-    load_decoder: called in another thread, until it has returned one.
-    unended:      answers that were taken in and have not ended.
+    load_decoder: called in another thread; called again after it raised an error.
+    unended:      how many answers were submitted and have not ended.
     """
 
     def __init__(
         self, load_decoder: Callable[[], Decoder], metrics: Metrics, load: LoadLimits
     ) -> None:
-        self.load, self.metrics, self._load_decoder = load, metrics, load_decoder
+        self.load = load
+        self.metrics = metrics
+        self._load_decoder = load_decoder
         self.decoder: Decoder | None = None
-        self.unended, self.stopping = 0, False
+        self.unended = 0
+        self.stopping = False
         self._worker: EngineLoop | None = None
         self._starting = asyncio.Lock()
 
@@ -65,7 +68,7 @@ class Backend:
         return Activity() if self._worker is None else self._worker.activity
 
     async def ready(self) -> Decoder:
-        """Return the decoder, at work. The first call loads it; others wait for that.
+        """Return the decoder. The first call loads it and starts the worker; others wait for that.
 
         Raises PastaError if it cannot be loaded, ApiError after `stop`.
         """
@@ -78,43 +81,48 @@ class Backend:
             return self.decoder
 
     async def stop(self) -> None:
-        """Cancel everything and free what is held; answers that are left end with an error."""
+        """Stop the worker and free the engine. Answers that have not ended get an error."""
         self.stopping = True
         async with self._starting:
             if self._worker is not None:
                 await asyncio.to_thread(self._worker.close)
 
     def check_room(self, answers: int) -> None:
-        """Raise ApiError if all answers of a request cannot be taken in, now or ever."""
-        most = self.load.max_requests + self.load.max_queue
-        if answers > most:
-            message = f"these are {answers} answers, and this server takes {most} at a time"
+        """Raise ApiError if there is no room for this number of answers, now or ever."""
+        max_answers = self.load.max_requests + self.load.max_queue
+        if answers > max_answers:
+            message = f"these are {answers} answers, and this server takes {max_answers} at a time"
             raise ApiError(400, message, param="n")
-        if self.unended + answers > most:
+        if self.unended + answers > max_answers:
             message = "the server has as many requests as it takes; try again later"
             raise ApiError(429, message, code="queue_full", headers=errors.TRY_AGAIN)
 
     def submit(self, requests: Sequence[Request]) -> Answers:
-        """Hand in a request's answers, once it is `ready`. The caller closes what is returned.
+        """Queue the answers to one HTTP request, one `Request` each. Await `ready` first.
 
-        Raises PastaError if one could never be answered, ApiError if not `alive` or without room.
+        The caller closes the returned answers. Raises PastaError for a request that can never be
+        answered, and ApiError if the worker is not alive or there is no room.
         """
         self.check_room(len(requests))
         if self._worker is None or not self.alive:
             raise errors.gone(stopping=self.stopping)
         for request in requests:
             self._worker.check(request)
-        answers, soon = Answers(self, len(requests)), cast("Any", self._loop.call_soon_threadsafe)
-        for n, request in enumerate(requests):
+        answers = Answers(self, len(requests))
+        call_soon = cast("Any", self._loop.call_soon_threadsafe)
+        for choice, request in enumerate(requests):
             try:
-                hear = partial(soon, answers.take, n)  # called in the worker's thread
-                answers.cancels[n] = self._worker.submit(request, hear)
-            except ClosedError as error:  # it has died meanwhile
-                answers.take(n, Failure(error))
+                # The worker calls `on_news` in its thread, and the event loop calls `take`.
+                on_news = partial(call_soon, answers.take, choice)
+                answers.cancels[choice] = self._worker.submit(request, on_news)
+            except ClosedError as error:  # the worker died after the check above
+                answers.take(choice, Failure(error))
         return answers
 
     def _open(self) -> Decoder:
-        decoder, target_s = self._load_decoder(), self.load.target_ms_per_token / 1e3
+        """Load the decoder and start the worker."""
+        decoder = self._load_decoder()
+        target_s = self.load.target_ms_per_token / 1e3
         scheduler = decoder.scheduler(
             max_requests=self.load.max_requests,
             policy=SchedulingPolicy(target_s or None),
@@ -125,12 +133,12 @@ class Backend:
 
 
 class Answers:
-    """The answers to one request while they are written: iterate, and close it in the end.
+    """The answers to one request while they are written. Iterate over them, then close them.
 
-    Iterating gives the number of a choice with a `Progress`, at last with its `Answer`, and raises
-    ApiError if one of the answers breaks. All methods belong to the event loop's thread.
+    Iterating yields a choice's number with each `Progress`, and at its end with its `Answer`. It
+    raises ApiError if an answer fails. All methods are called in the event loop's thread.
 
-    cancels: cancels the answer to a choice that is being written.
+    cancels: by the number of a choice, a function that cancels its answer.
     """
 
     def __init__(self, backend: Backend, choices: int) -> None:
@@ -149,15 +157,16 @@ class Answers:
             yield choice, item
 
     def take(self, choice: int, news: News) -> None:
+        """Queue news of the worker for the iteration."""
         if choice not in self._live:
-            return  # nobody wants it any more
+            return  # it was cancelled
         item: Any = news
         match news:
             case Failure(error):
                 self._end(choice, "failed")
                 if not isinstance(error, ClosedError):
-                    known = isinstance(error, PastaError)
-                    log.warning("an answer failed: %s", error, exc_info=None if known else error)
+                    exc_info = None if isinstance(error, PastaError) else error
+                    log.warning("an answer failed: %s", error, exc_info=exc_info)
                 item = errors.failure(error, stopping=self._backend.stopping)
             case Answer():
                 end = "stop_string" if news.stopped else news.finish_reason
@@ -166,6 +175,7 @@ class Answers:
         self._items.put_nowait((choice, item))
 
     def close(self) -> None:
+        """Cancel the answers that have not ended."""
         for choice in list(self._live):
             self._end(choice, "cancelled")
             self.cancels[choice]()

@@ -1,6 +1,6 @@
 """Errors as OpenAI's clients expect them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -18,7 +18,7 @@ TRY_AGAIN = {"Retry-After": "10"}
 
 
 class ApiError(Exception):
-    """An error that a request gets for an answer."""
+    """An error that a client gets as the reply to its request."""
 
     def __init__(
         self,
@@ -30,10 +30,14 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        kind = "rate_limit_error" if status == 429 else kind
+        if status == 429:
+            kind = "rate_limit_error"
+        else:
+            kind = "server_error" if status >= 500 else "invalid_request_error"
         detail = ErrorDetail(message=message, type=kind, param=param, code=code)
-        self.status, self.headers, self.body = status, headers, ErrorReply(error=detail)
+        self.status = status
+        self.headers = headers
+        self.body = ErrorReply(error=detail)
 
     def response(self) -> Response:
         body = self.body.model_dump_json()
@@ -50,7 +54,7 @@ def gone(*, stopping: bool) -> ApiError:
 
 
 def failure(reason: BaseException, *, stopping: bool = False) -> ApiError:
-    """Return the error for an answer that broke through no fault of the client's."""
+    """Return the error for an answer that failed through no fault of the client."""
     if isinstance(reason, ClosedError):
         return gone(stopping=stopping)
     if isinstance(reason, RemoteError):
@@ -83,7 +87,7 @@ def _mistake(request: Request, error: PastaError) -> ApiError:
 
 
 def _invalid(problem: Mapping[str, Any]) -> ApiError:
-    """Return the error for the first problem in a body that is not as the schema has it."""
+    """Return the error for a problem that pydantic has with a body."""
     if problem["type"] == "json_invalid":
         character = problem["loc"][1]
         message = f"the body is not JSON: {problem['ctx']['error']} at character {character}"
@@ -92,15 +96,27 @@ def _invalid(problem: Mapping[str, Any]) -> ApiError:
     if isinstance(problem["input"], bytes):
         message = "the body has to be sent as JSON, with the header Content-Type: application/json"
         return ApiError(415, message, code="unsupported_media_type")
-    _body, *place = problem["loc"]
+    _body, *path = problem["loc"]
     if problem["type"] == "extra_forbidden":
-        name = excerpt(str(place[-1]))
+        name = excerpt(str(path[-1]))
         return ApiError(400, f"{name} is not supported", param=name, code="unsupported_parameter")
-    # As one would write it, messages[0].role, without the kinds of values that a field may have.
-    parts = [one for one in place if isinstance(one, int) or one in FIELDS]
-    where = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in parts)
-    where, what = where.removeprefix("."), str(problem["msg"]).removeprefix("Value error, ")
-    return ApiError(400, f"{where}: {what}" if where else what, param=where or None)
+    param = _param_of(path)
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return ApiError(400, f"{param}: {message}" if param else message, param=param or None)
+
+
+def _param_of(path: Sequence[str | int]) -> str:
+    """Return pydantic's path to a field as Python has it: `messages[0].role`.
+
+    The tags of a field's types are in the path as well, and are left out.
+    """
+    param = ""
+    for step in path:
+        if isinstance(step, int):
+            param += f"[{step}]"
+        elif step in FIELDS:
+            param += f".{step}"
+    return param.removeprefix(".")
 
 
 def _of_status(request: Request, error: HTTPException) -> ApiError:

@@ -41,10 +41,10 @@ class Metrics:
     """The metrics of one server. Any thread may write to them."""
 
     def __init__(self) -> None:
-        self._registry = own = CollectorRegistry()
+        self._registry = CollectorRegistry()
         self._all = {
-            name: kind(f"pasta_{name}", about, registry=own, **more)
-            for kind, name, about, more in METRICS
+            name: kind(f"pasta_{name}", description, registry=self._registry, **options)
+            for kind, name, description, options in METRICS
         }
 
     def count(self, name: str, number: int = 1, *labels: str) -> None:
@@ -77,11 +77,11 @@ class Metrics:
 
     def render(self, activities: Sequence[Activity], unended: int) -> bytes:
         """Return everything in Prometheus' text format; `unended` answers run or wait."""
-        running = sum(one.running for one in activities)
+        running = sum(activity.running for activity in activities)
         self._all["running"].set(running)
         self._all["queue"].set(max(0, unended - running))
-        self._all["live_threads"].set(sum(one.live_threads for one in activities))
-        self._all["cache_cells"].set(sum(one.slots for one in activities))
-        self._all["cache_cells_kept"].set(sum(one.kept_slots for one in activities))
-        self._all["cache_cells_max"].set(sum(one.max_slots for one in activities))
+        self._all["live_threads"].set(sum(activity.live_threads for activity in activities))
+        self._all["cache_cells"].set(sum(activity.slots for activity in activities))
+        self._all["cache_cells_kept"].set(sum(activity.kept_slots for activity in activities))
+        self._all["cache_cells_max"].set(sum(activity.max_slots for activity in activities))
         return generate_latest(self._registry)

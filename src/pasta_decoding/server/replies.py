@@ -1,4 +1,4 @@
-"""OpenAI's replies, made while the answers are written; the whole reply folds the stream."""
+"""OpenAI's replies, made while the answers are written. A plain reply is a fold of the stream."""
 
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -21,20 +21,22 @@ from pasta_decoding.server.backend import Answers
 from pasta_decoding.server.errors import ApiError
 from pasta_decoding.server.requests import Body, ChatRequest, StreamOptions
 
-LEAST_LOGPROB = -9999.0
-"""The log probability of a token that could not have come; JSON has no infinity."""
+MIN_LOGPROB = -9999.0
+"""Stands for the log probability minus infinity, which JSON does not have."""
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 class Reply(Response):
-    """A reply that is sent while its answers are written. If the client leaves, they are cancelled.
+    """A reply to one request. If the client leaves, its answers are cancelled.
 
-    answers: `body.n` to each prompt.
+    answers: `body.n` for each prompt, in the order of the prompts.
     """
 
     def __init__(self, body: Body, decoder: Decoder, answers: Answers) -> None:
         super().__init__()
-        self._asked, self._decoder, self._answers = body, decoder, answers
+        self._body = body
+        self._decoder = decoder
+        self._answers = answers
         self._is_chat = isinstance(body, ChatRequest)
         self._head: dict[str, Any] = {
             "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{uuid4().hex}",
@@ -47,27 +49,27 @@ class Reply(Response):
         self._tokens: list[list[ShownToken]] = [[] for _ in range(answers.choices)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Reply; every way out closes the answers."""
+        """Send the reply. The answers are closed on every way out."""
         with closing(self._answers):
             async with anyio.create_task_group() as group:
                 group.start_soon(_cancel_when_gone, receive, group.cancel_scope)
                 response: Response
-                if self._asked.stream:
-                    lines = self._lines(self._asked.stream_options or StreamOptions())
+                if self._body.stream:
+                    lines = self._lines(self._body.stream_options or StreamOptions())
                     response = StreamingResponse(lines, 200, _HEADERS, "text/event-stream")
                 else:
-                    response = await self._whole()
+                    response = await self._plain_response()
                 await response(scope, receive, send)
                 group.cancel_scope.cancel()
 
-    async def _whole(self) -> Response:
+    async def _plain_response(self) -> Response:
         try:
             async for _ in self._pieces():
                 pass
         except ApiError as error:
             return error.response()
         choices = [
-            self._choice(index, "".join(text), tokens, self._ended[index], is_whole=True)
+            self._choice(index, "".join(text), tokens, self._ended[index], is_plain=True)
             for index, (text, tokens) in enumerate(zip(self._texts, self._tokens, strict=True))
         ]
         kind = schema.ChatCompletion if self._is_chat else schema.TextCompletion
@@ -110,52 +112,54 @@ class Reply(Response):
         index: int,
         text: str,
         tokens: Sequence[ShownToken],
-        ended: Answer | None = None,
+        answer: Answer | None = None,
         *,
         events: Sequence[dict[str, Any]] = (),
-        is_whole: bool = False,
+        is_plain: bool = False,
     ) -> Any:
-        reason = ended and ended.finish_reason
-        logprobs = self._logprobs(tokens) if tokens or is_whole else None
-        known: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": reason}
-        if self._is_chat and is_whole:
-            return schema.ChatChoice(**known, message=schema.AssistantMessage(content=text))
-        known["pasta_events"] = list(events) or None
+        """Return a choice of a plain reply or of a piece; `answer` if it has ended."""
+        reason = answer.finish_reason if answer else None
+        logprobs = self._logprobs(tokens) if tokens or is_plain else None
+        common: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": reason}
+        if self._is_chat and is_plain:
+            return schema.ChatChoice(**common, message=schema.AssistantMessage(content=text))
+        common["pasta_events"] = list(events) or None
         if self._is_chat:
-            return schema.ChatChunkChoice(**known, delta=schema.ChatDelta(content=text or None))
-        return schema.TextChoice(**known, text=text)
+            return schema.ChatChunkChoice(**common, delta=schema.ChatDelta(content=text or None))
+        return schema.TextChoice(**common, text=text)
 
     def _logprobs(self, tokens: Sequence[ShownToken]) -> schema.Wire | None:
-        if self._asked.alternatives is None:
+        if self._body.alternatives is None:
             return None
-        ranked = [self._ranked(one.logprobs, self._asked.alternatives) for one in tokens]
+        ranked = [self._ranked(token.logprobs, self._body.alternatives) for token in tokens]
         if self._is_chat:
-            return schema.ChatLogprobs(
-                content=[
-                    schema.TokenLogprob(
-                        **_told(*own),
-                        top_logprobs=[schema.TopLogprob(**_told(*one)) for one in top],
-                    )
-                    for own, *top in ranked
-                ]
-            )
+            content = []
+            for written, *top in ranked:
+                top_logprobs = [schema.TopLogprob(**_logprob_fields(*other)) for other in top]
+                fields = _logprob_fields(*written)
+                content.append(schema.TokenLogprob(**fields, top_logprobs=top_logprobs))
+            return schema.ChatLogprobs(content=content)
         return schema.TextLogprobs(
             tokens=[text for (text, _), *_ in ranked],
             token_logprobs=[logprob for (_, logprob), *_ in ranked],
-            top_logprobs=[dict([*top, own]) for own, *top in ranked],
-            text_offset=[one.start for one in tokens],
+            top_logprobs=[dict([*top, written]) for written, *top in ranked],
+            text_offset=[token.start for token in tokens],
         )
 
-    def _ranked(self, found: TokenLogprobs, alternatives: int) -> list[tuple[str, float]]:
-        # Tags among the likeliest are left out: readers know nothing of them.
+    def _ranked(self, logprobs: TokenLogprobs, alternatives: int) -> list[tuple[str, float]]:
+        """Return text and log probability of the token that was written, then of alternatives.
+
+        Tags, which have no text, are left out: clients know nothing of them.
+        """
         texts = self._decoder.vocabulary.texts
-        top = [one for one in found.top if texts[one[0]]][:alternatives]
-        own = (found.token, found.logprob)
-        return [(texts[token], max(logprob, LEAST_LOGPROB)) for token, logprob in (own, *top)]
+        top = [(token, logprob) for token, logprob in logprobs.top if texts[token]]
+        tokens = [(logprobs.token, logprobs.logprob), *top[:alternatives]]
+        return [(texts[token], max(logprob, MIN_LOGPROB)) for token, logprob in tokens]
 
     def _usage(self) -> schema.Usage:
-        """Return the figures of all answers; prompts are counted once, not for each choice."""
-        answers, n = [answer for _, answer in sorted(self._ended.items())], self._asked.n or 1
+        """Return the usage of all answers. A prompt counts once, not for each of its choices."""
+        answers = [answer for _, answer in sorted(self._ended.items())]
+        n = self._body.n or 1
         prompt = sum(answer.trace.prompt_tokens for answer in answers[::n])
         fed = sum(answer.fed_tokens for answer in answers)
         plain = sum(self._decoder.plain_tokens("".join(text)) for text in self._texts)
@@ -173,9 +177,9 @@ class Reply(Response):
         )
 
 
-def _told(text: str, logprob: float) -> dict[str, Any]:
-    whole = None if FRAGMENT in text else list(text.encode())
-    return {"token": text, "logprob": logprob, "bytes": whole}
+def _logprob_fields(text: str, logprob: float) -> dict[str, Any]:
+    utf8 = None if FRAGMENT in text else list(text.encode())
+    return {"token": text, "logprob": logprob, "bytes": utf8}
 
 
 def _line(piece: schema.Wire) -> bytes:

@@ -24,6 +24,9 @@ from pasta_decoding.server.schema import Wire
 
 MAX_CHOICES = 16
 
+Prompt = str | list[Message] | tuple[int, ...]
+"""A text to continue, a conversation, or token ids."""
+
 NonEmptyText = Annotated[str, Field(min_length=1)]
 Stops = Annotated[
     list[NonEmptyText],
@@ -107,9 +110,12 @@ class AnswerRequest(Wire, extra="forbid"):
     def _null_is_left_out(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        # Some clients write null for each field that they do not use.
-        known = cls.model_fields
-        return {name: one for name, one in body.items() if one is not None or name in known}
+        # Some clients send null for each field of OpenAI's API that they do not use.
+        return {
+            name: value
+            for name, value in body.items()
+            if value is not None or name in cls.model_fields
+        }
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:
@@ -122,16 +128,16 @@ class AnswerRequest(Wire, extra="forbid"):
         return self.max_tokens
 
     def config(self, max_tokens: int) -> GenerationConfig:
-        """Return how the answers are written; where a field is left out, as OpenAI's API has it."""
-        shared = {one.name for one in fields(GenerationConfig)}
-        given = {"temperature": 1.0} | self.model_dump(include=shared, exclude_none=True)
-        given |= {
+        """Return the settings of the answers. Fields that are left out have OpenAI's defaults."""
+        names = {setting.name for setting in fields(GenerationConfig)}
+        settings = {"temperature": 1.0} | self.model_dump(include=names, exclude_none=True)
+        settings |= {
             "max_tokens": max_tokens,
             "top_k": self.top_k if self.top_k and self.top_k > 0 else None,
             "seed": secrets.randbits(63) if self.seed in (None, -1) else self.seed,
             "parallel": self.pasta_parallel is not False,
         }
-        return GenerationConfig(**given)
+        return GenerationConfig(**settings)
 
 
 class TextPart(Wire):
@@ -159,9 +165,11 @@ class ChatMessage(Wire):
 
     @property
     def message(self) -> Message:
-        """The turn as a prompt has it; `developer` is OpenAI's newer name for `system`."""
-        parts = self.content if isinstance(self.content, list) else []
-        text = self.content if isinstance(self.content, str) else "\n".join(p.text for p in parts)
+        """The turn as one text; `developer` is OpenAI's newer name for `system`."""
+        if isinstance(self.content, list):
+            text = "\n".join(part.text for part in self.content)
+        else:
+            text = self.content or ""
         return Message("system" if self.role == "developer" else self.role, text)
 
 
@@ -200,7 +208,7 @@ class ChatRequest(AnswerRequest):
 
     @property
     def alternatives(self) -> int | None:
-        """How many alternatives to tell for each token; None: no log probabilities at all."""
+        """How many alternatives to return for each token; None: no log probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
@@ -208,8 +216,8 @@ class ChatRequest(AnswerRequest):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def prompts(self) -> list[list[Message]]:
-        return [[one.message for one in self.messages]]
+    def prompts(self) -> list[Prompt]:
+        return [[message.message for message in self.messages]]
 
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -219,10 +227,13 @@ IdLists = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_CHOICES)]
 
 
 def _kind_of_prompt(prompt: object) -> str:
+    """Return the tag of the type that checks a prompt, by its first entry."""
     if not isinstance(prompt, list):
         return "one text"
     first = prompt[0] if prompt else ""
-    return "ids" if isinstance(first, int) else "id lists" if isinstance(first, list) else "texts"
+    if isinstance(first, int):
+        return "ids"
+    return "id lists" if isinstance(first, list) else "texts"
 
 
 class CompletionRequest(AnswerRequest):
@@ -236,7 +247,7 @@ class CompletionRequest(AnswerRequest):
         Discriminator(_kind_of_prompt),
     ]
     logprobs: Annotated[
-        Alternatives | None, BeforeValidator(lambda found: None if found is False else found)
+        Alternatives | None, BeforeValidator(lambda value: None if value is False else value)
     ] = None
 
     # Accepted with the value that means "off".
@@ -248,11 +259,10 @@ class CompletionRequest(AnswerRequest):
         return self.logprobs
 
     @property
-    def prompts(self) -> list[Any]:
-        """Each is a text, or the ids as a tuple."""
-        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        found: list[Any] = [self.prompt] if one else list(self.prompt)
-        return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in found]
+    def prompts(self) -> list[Prompt]:
+        is_single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        prompts: list[Any] = [self.prompt] if is_single else list(self.prompt)
+        return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
 
 
 Body = ChatRequest | CompletionRequest

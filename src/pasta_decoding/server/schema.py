@@ -47,19 +47,20 @@ class Usage(Wire):
 FinishReason = Literal["stop", "length"]
 
 
-def _sent(kind: type) -> type[Wire]:
-    """Return a live event as it is sent: with its name, its step, and no log probabilities."""
+def _wire_event(kind: type) -> type[Wire]:
+    """Return the model of a live event: its fields without log probabilities, name and step."""
     hints = get_type_hints(kind)
-    own: dict[str, Any] = {
-        one.name: (hints[one.name], ...) for one in fields(kind) if one.name != "logprobs"
+    model_fields: dict[str, Any] = {
+        field.name: (hints[field.name], ...) for field in fields(kind) if field.name != "logprobs"
     }
     name = kind.__name__.lower()
-    own |= {"type": (Literal[name], name), "step": (int, ...)}
-    return create_model(kind.__name__, __base__=Wire, __doc__=kind.__doc__, **own)
+    model_fields["type"] = (Literal[name], name)
+    model_fields["step"] = (int, ...)
+    return create_model(kind.__name__, __base__=Wire, __doc__=kind.__doc__, **model_fields)
 
 
 LiveEvent: Any = Annotated[
-    Union[tuple(map(_sent, get_args(live.Event)))],  # noqa: UP007
+    Union[tuple(map(_wire_event, get_args(live.Event)))],  # noqa: UP007
     Field(discriminator="type"),
 ]
 

@@ -1,4 +1,4 @@
-"""Find the parts of a plain response by APAR's rules: what follows a title or a first sentence.
+"""Finds the parts of a plain response by APAR's rules: the text after a title or first sentence.
 
 This makes the training data of a baseline, APAR (Liu et al. 2024, arXiv:2401.06761). The title of
 each list item stays in the parent, and the detail goes to a child thread; without such a list, the
@@ -15,6 +15,7 @@ The limits are those of the published scripts (THUDM/APAR, commit 76b64e6). What
 """
 
 import re
+from collections.abc import Iterator
 from itertools import islice
 
 from pasta_decoding.data.annotate.base import Part
@@ -22,7 +23,7 @@ from pasta_decoding.data.annotate.structure import Block, outline, part_of, sent
 
 MIN_FORKS = 3
 MIN_DETAIL_CHARS = 10
-MIN_KEPT_CHARS = 20
+MIN_MAIN_CHARS = 20
 
 _SEQUENTIAL = re.compile(r"```|\$\$|[<>=|]|---|http|[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
 _TITLE = re.compile(r"[^\n:]{1,100}:(?:\*\*|__)?(?=\s)")
@@ -33,36 +34,50 @@ def find_parts(response: str) -> list[Part]:
     if _SEQUENTIAL.search(response):
         return []
     items = [block for block in outline(response) if block.kind == "item"]
-    found = [part for item in items if (part := _detail(response, item))]
-    found = found if len(found) >= MIN_FORKS else _paragraph_parts(response)
-    return found if len(found) >= MIN_FORKS else []
+    details = [part for item in items if (part := _detail(response, item))]
+    if len(details) >= MIN_FORKS:
+        return details
+    paragraph_rests = _paragraph_parts(response)
+    return paragraph_rests if len(paragraph_rests) >= MIN_FORKS else []
 
 
 def _detail(text: str, item: Block) -> Part | None:
-    """Return what stands behind a list item's title, or behind its first sentence."""
+    """Return the part after a list item's title, or after its first sentence."""
     title = _TITLE.match(text, item.body, item.end)
     if title is None:
-        return _behind_sentence(text, item.body, item.end)
+        return _after_first_sentence(text, item.body, item.end)
     return _if_long(part_of(text, title.end(), item.end))
 
 
 def _paragraph_parts(text: str) -> list[Part]:
-    """Return the rest of every paragraph; nothing if too little would stay of one."""
+    """Return each paragraph without its first sentence.
+
+    If the main thread would have too little of a paragraph, nothing is returned.
+    """
     parts = []
-    bounds = [0, *(at for gap in _BLANK_LINES.finditer(text) for at in gap.span()), len(text)]
-    for start, end in zip(bounds[::2], bounds[1::2], strict=True):
-        paragraph = part_of(text, start, end)
-        rest = _behind_sentence(text, paragraph.start, paragraph.end)
-        kept_end = paragraph.end if rest is None else rest.start
-        if paragraph.start < paragraph.end and kept_end - paragraph.start < MIN_KEPT_CHARS:
+    for paragraph in _paragraphs(text):
+        part = _after_first_sentence(text, paragraph.start, paragraph.end)
+        main_end = paragraph.end if part is None else part.start
+        if paragraph.start < paragraph.end and main_end - paragraph.start < MIN_MAIN_CHARS:
             return []
-        parts += [] if rest is None else [rest]
+        if part is not None:
+            parts.append(part)
     return parts
 
 
-def _behind_sentence(text: str, start: int, end: int) -> Part | None:
-    second = next(islice(sentences(text, start, end), 1, None), None)
-    return None if second is None else _if_long(part_of(text, second[0], end))
+def _paragraphs(text: str) -> Iterator[Part]:
+    start = 0
+    for gap in _BLANK_LINES.finditer(text):
+        yield part_of(text, start, gap.start())
+        start = gap.end()
+    yield part_of(text, start, len(text))
+
+
+def _after_first_sentence(text: str, start: int, end: int) -> Part | None:
+    sentence_starts = [left for left, _ in islice(sentences(text, start, end), 2)]
+    if len(sentence_starts) < 2:
+        return None
+    return _if_long(part_of(text, sentence_starts[1], end))
 
 
 def _if_long(part: Part) -> Part | None:

@@ -1,8 +1,9 @@
-"""What every annotator is, and the job that takes a file of plain rows through one.
+"""The interface of annotators, and the job that annotates a file of plain rows.
 
-An annotator takes plain rows and yields annotated ones, each as soon as it is done. A job keeps
-them as lines of `OUT.partial`, behind a header that holds its settings, so that nothing finished is
-lost or done twice. In the end OUT is written in the order of the input.
+An annotator takes plain rows and yields annotated ones, each as soon as it is done. A job appends
+them to its journal, the file `OUT.partial`, so that no row is lost or annotated twice. The first
+line of the journal holds the job's settings. When all rows are done, the job writes OUT in the
+order of the input.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,16 +19,16 @@ from pasta_decoding.lang.tags import DEFAULT_TOKENS
 from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, text_form, valid_tokens, valid_topic
 
 MAX_TOKENS = 4096
-"""A longer response stays plain."""
+"""Tokens of a response; longer ones stay plain."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedRow:
-    """What became of one row.
+    """The result of an annotator for one row.
 
-    row:      the response in the text form; the plain one if `rejected` says why.
-    rejected: why the annotation was not taken; None if it was.
-    cost:     what it took, in units named by their keys (`requests`, `prompt_tokens`, ...).
+    row:      the row with the annotated response in text form; with the plain one if rejected.
+    rejected: why there is no annotation; None if there is one.
+    cost:     amounts by name: `requests`, `prompt_tokens` and others.
     """
 
     row: Row
@@ -36,17 +37,17 @@ class AnnotatedRow:
 
 
 Annotate = Callable[[Iterable[Row]], Iterator[AnnotatedRow]]
-"""An annotator: one result a plain row, in whatever order they are done.
+"""An annotator: yields one result for each plain row, in any order.
 
-Taking the tags out again gives the responses exactly.
+Without its tags, an annotated response is exactly the plain response.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of a response, `[start, end)`, that can be written by itself.
+    """A part of a response, `[start, end)` in characters, that can be written by itself.
 
-    topic: what its promise says; None for a promise without a topic.
+    topic: the topic of its promise; None for a promise without a topic.
     """
 
     start: int
@@ -55,11 +56,11 @@ class Part:
 
 
 FindParts = Callable[[str], Iterable[Part]]
-"""A rule: the parts of a plain response in order. `pasta annotate --with module:function`."""
+"""A rule: returns the parts of a plain response in order. `pasta annotate --with` names one."""
 
 
 def reject(row: Row, reason: str, cost: Mapping[str, float] | None = None) -> AnnotatedRow:
-    """Return a plain row as it stays: in the text form, in which literal tags are escaped."""
+    """Return the result for a row that stays plain. Its text form escapes literal tags."""
     text = text_form((Span(row.response),) if row.response else ())
     return AnnotatedRow(replace(row, response=text), reason, cost or {})
 
@@ -67,14 +68,17 @@ def reject(row: Row, reason: str, cost: Mapping[str, float] | None = None) -> An
 def by_rule(
     find_parts: FindParts, count_tokens: Callable[[str], int], rows: Iterable[Row]
 ) -> Iterator[AnnotatedRow]:
-    """Annotate by a rule. Raises PastaError for parts that are none."""
+    """Annotate by a rule. Raises PastaError for parts that overlap, are empty or have no topic."""
     for row in rows:
         tree = finish_tree(tuple(_promised(row, find_parts(row.response))), count_tokens)
         yield AnnotatedRow(replace(row, response=text_form(tree)))
 
 
 def finish_tree(tree: Tree, count_tokens: Callable[[str], int]) -> Tree:
-    """Return `tree` with the markup that opens its chunks in the main thread, lengths counted."""
+    """Return a tree whose promises have counted lengths.
+
+    Markup that opens a chunk is moved to the main thread.
+    """
     nodes = list(lift_markup(tree))
     for index, node in enumerate(nodes):
         if isinstance(node, Chunk):
@@ -83,22 +87,23 @@ def finish_tree(tree: Tree, count_tokens: Callable[[str], int]) -> Tree:
 
 
 def _promised(row: Row, parts: Iterable[Part]) -> Iterator[Node]:
-    """Yield the response with its parts as chunks of no known length, the rest as main text."""
-    text, at = row.response, 0
+    """Yield the response with its parts as chunks, whose lengths are not counted yet."""
+    text = row.response
+    position = 0
     for part in parts:
-        if not at <= part.start < part.end <= len(text):
+        if not position <= part.start < part.end <= len(text):
             raise PastaError(
                 f"row {row.id!r}: the part {part.start}:{part.end} is empty, overlaps the one "
                 f"before it, or ends behind the response"
             )
         if part.topic != valid_topic(part.topic):
             raise PastaError(f"row {row.id!r}: {part.topic!r} is no topic")
-        if part.start > at:
-            yield Span(text[at : part.start])
+        if part.start > position:
+            yield Span(text[position : part.start])
         yield Chunk(part.topic, DEFAULT_TOKENS, text[part.start : part.end])
-        at = part.end
-    if at < len(text):
-        yield Span(text[at:])
+        position = part.end
+    if position < len(text):
+        yield Span(text[position:])
 
 
 def run_job(
@@ -109,21 +114,28 @@ def run_job(
     settings: Mapping[str, Any],
     tick: Callable[[int], object] = lambda _: None,
 ) -> list[AnnotatedRow]:
-    """Annotate the rows that are not in the journal yet, write OUT, and return all in order.
+    """Annotate the rows that are not in the journal, write OUT, and return all results in order.
 
-    settings: what the outcome depends on, as JSON holds it. Raises PastaError if the journal was
-    written with others. `tick` hears how many rows are done now, those of an earlier run first.
+    settings: everything on which the result depends, in types of JSON.
+    tick:     gets the number of rows done since its last call; first, those of an earlier run.
+
+    Raises PastaError if the journal was written with other settings.
     """
-    if not out.parent.is_dir():  # before anything is paid for
+    if not out.parent.is_dir():  # an endpoint may cost money: fail before the first request
         raise PastaError(f"cannot write {out}: No such file or directory")
-    journal = out.with_name(f"{out.name}.partial")  # the finished rows until all are there
+    journal = out.with_name(f"{out.name}.partial")
     done = _read_journal(journal, settings, {row.id: row for row in rows})
     tick(len(done))
     missing = [row for row in rows if row.id not in done]
-    for one in _screened(missing, annotate, count_tokens):
-        line = {"id": one.row.id, "response": one.row.response}
-        append_line(journal, line | {"rejected": one.rejected, "cost": dict(one.cost)})
-        done[one.row.id] = one
+    for annotated in _annotate_suitable(missing, annotate, count_tokens):
+        line = {
+            "id": annotated.row.id,
+            "response": annotated.row.response,
+            "rejected": annotated.rejected,
+            "cost": dict(annotated.cost),
+        }
+        append_line(journal, line)
+        done[annotated.row.id] = annotated
         tick(1)
     in_order = [done[row.id] for row in rows]
     write_rows(out, [annotated.row for annotated in in_order])
@@ -131,25 +143,25 @@ def run_job(
     return in_order
 
 
-def _screened(
+def _annotate_suitable(
     rows: Iterable[Row], annotate: Annotate, count_tokens: Callable[[str], int]
 ) -> Iterator[AnnotatedRow]:
-    """Keep from an annotator what it is not for: responses without text, and huge ones."""
-    fit: list[Row] = []
+    """Annotate rows; reject those without text, and the long ones, without the annotator."""
+    suitable: list[Row] = []
     for row in rows:
         if not row.response.strip():
             yield reject(row, "empty response")
         elif count_tokens(row.response) > MAX_TOKENS:
             yield reject(row, f"more than {MAX_TOKENS} tokens")
         else:
-            fit.append(row)
-    yield from annotate(fit)
+            suitable.append(row)
+    yield from annotate(suitable)
 
 
 def _read_journal(
     path: Path, settings: Mapping[str, Any], rows: Mapping[str, Row]
 ) -> dict[str, AnnotatedRow]:
-    """Return the finished results of `rows` by id; begin the journal if there is none."""
+    """Return the results for `rows` in a journal, by id; begin the journal if there is none."""
     hint = f"Remove it to start again: rm {path}"
     lines = read_lines(path, resume=True, hint=hint)
     if not lines:
@@ -157,12 +169,11 @@ def _read_journal(
         return {}
     try:
         refuse_other_settings(path, dict(lines[0]["settings"]), settings, hint=hint)
-        return {
-            one["id"]: AnnotatedRow(
-                replace(rows[one["id"]], response=one["response"]), one["rejected"], one["cost"]
-            )
-            for one in lines[1:]
-            if one["id"] in rows
-        }
+        results = {}
+        for line in lines[1:]:
+            if row := rows.get(line["id"]):
+                annotated = replace(row, response=line["response"])
+                results[row.id] = AnnotatedRow(annotated, line["rejected"], line["cost"])
+        return results
     except (KeyError, TypeError, ValueError) as error:
         raise PastaError(f"{path} is not a journal of annotations: {error!r}", hint=hint) from error

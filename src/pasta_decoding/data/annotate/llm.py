@@ -1,7 +1,7 @@
-"""Annotate through a chat endpoint: a large language model inserts the tags, and is checked.
+"""Annotates through a chat endpoint: a large language model inserts the tags.
 
-What it writes must read as exactly the response with correct tags around its parts. If not, it is
-told why and may try again. Token counts are counted here: a model cannot.
+Without its tags, the model's answer must be exactly the response, and its tags must be correct. If
+not, the model gets the reason and another try. Lengths are counted here: a model cannot.
 """
 
 from collections import Counter
@@ -22,19 +22,19 @@ from pasta_decoding.data.rows import Row, read_rows
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, read, strip, text_form
 
-# Token counts are replaced, and promises are printed anew: mistakes in these cost nothing.
-_MENDED = {"missing-tokens", "bad-tokens", "promise-form"}
-_SHOWN_CHARS = 40
+# Lengths are counted here and promises are printed anew, so these mistakes do not matter.
+_HARMLESS_RULES = {"missing-tokens", "bad-tokens", "promise-form"}
+_EXCERPT_CHARS = 40
 RETRIES = 2
-"""How often to ask again where an answer could not be taken."""
+"""How often to ask again after an answer that was rejected."""
 
-# Tokens that an answer may have. The endpoint's tokenizer is another one, and tags cost tokens.
-_ROOM_FACTOR = 2
-_ROOM_TOKENS = 1000
+# The limit of an answer: the endpoint's tokenizer is another one, and tags cost tokens.
+_LIMIT_FACTOR = 2
+_EXTRA_TOKENS = 1000
 
 
 class AnswerError(Exception):
-    """The model's answer cannot be taken. `kind` is for counting, the message for the model."""
+    """The model's answer is rejected. `kind` is for counting, the message for the model."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -42,65 +42,76 @@ class AnswerError(Exception):
 
 
 def accept(answer: str, response: str, count_tokens: Callable[[str], int]) -> str:
-    """Return the model's annotation of `response` in text form, its token counts put right.
+    """Return the model's annotation of `response` in text form, its lengths counted.
 
-    What the model wrote around it is dropped: white space, a code fence, a remark. Raises
-    AnswerError if the text is not that of the response or a rule of the language is broken.
+    Text that the model wrote before or after it is dropped, such as a code fence. Raises
+    AnswerError if the text is not the response's or a rule of the language is broken.
     """
-    core = response.strip()
-    before, _, after = response.partition(core)
-    tree = _cut_out(read(answer), core)
-    if broken := [one for one in check(answer) if one.rule not in _MENDED]:
-        first = broken[0]
-        where = f"line {first.line}, column {first.column}"
-        raise AnswerError(first.rule, f"At {where}: {first.message}.")
+    stripped = response.strip()
+    before, _, after = response.partition(stripped)
+    tree = _tree_of(read(answer), stripped)
+    for problem in check(answer):
+        if problem.rule not in _HARMLESS_RULES:
+            position = f"line {problem.line}, column {problem.column}"
+            raise AnswerError(problem.rule, f"At {position}: {problem.message}.")
     topics = [node.topic for node in tree if isinstance(node, Chunk)]
     if twice := [topic for topic in topics if topics.count(topic) > 1]:
         raise AnswerError("same topic", f"{len(twice)} parts have the topic {twice[0]!r}.")
     return before + text_form(finish_tree(tree, count_tokens)) + after
 
 
-def _cut_out(tree: Tree, core: str) -> Tree:
-    """Return the part of `tree` whose text is `core`, if all that is around it is main text."""
-    text = strip(tree)
-    start, at = text.find(core), 0
+def _tree_of(tree: Tree, response: str) -> Tree:
+    """Return the part of an answer's tree whose text is the response.
+
+    Raises AnswerError if there is none, or if a chunk holds text before or after the response.
+    """
+    answer_text = strip(tree)
+    start = answer_text.find(response)
+    end = start + len(response)
     nodes: list[Node] = []
+    position = 0  # in `answer_text`, where the node begins
     for node in tree:
         if isinstance(node, Span):
-            kept = node.text[max(0, start - at) : max(0, start + len(core) - at)]
-            nodes += [Span(kept)] if kept else []
+            inside = node.text[max(0, start - position) : max(0, end - position)]
+            if inside:
+                nodes.append(Span(inside))
         else:
             nodes.append(node)
-        at += len(getattr(node, "text", ""))
-    if start < 0 or strip(tuple(nodes)) != core:
-        raise AnswerError("text differs", _difference(text, core))
+        position += len(getattr(node, "text", ""))
+    if start < 0 or strip(tuple(nodes)) != response:
+        raise AnswerError("text differs", _difference(answer_text.strip(), response))
     return tuple(nodes)
 
 
-def _difference(text: str, core: str) -> str:
-    """Say where the text without its tags leaves the response."""
-    text = text.strip()
-    differ = (place for place, pair in enumerate(zip(text, core, strict=False)) if len({*pair}) > 1)
-    same = next(differ, min(len(text), len(core)))
-    expected, found = (
-        repr(one[same : same + _SHOWN_CHARS]) if one[same:] else "the end" for one in (core, text)
-    )
-    behind = repr(core[max(0, same - _SHOWN_CHARS) : same])
+def _difference(answer_text: str, response: str) -> str:
+    """Return a sentence that shows where an answer's text leaves the response."""
+    equal_chars = 0
+    for answer_char, response_char in zip(answer_text, response, strict=False):
+        if answer_char != response_char:
+            break
+        equal_chars += 1
+    behind = response[max(0, equal_chars - _EXCERPT_CHARS) : equal_chars]
     return (
-        f"Without its tags your answer is not the response: behind {behind} "
-        f"the response goes on with {expected}, your answer with {found}."
+        f"Without its tags your answer is not the response: behind {behind!r} "
+        f"the response goes on with {_excerpt_from(response, equal_chars)}, "
+        f"your answer with {_excerpt_from(answer_text, equal_chars)}."
     )
+
+
+def _excerpt_from(text: str, start: int) -> str:
+    return repr(text[start : start + _EXCERPT_CHARS]) if text[start:] else "the end"
 
 
 def by_endpoint(
     endpoint: Endpoint, count_tokens: Callable[[str], int], rows: Iterable[Row]
 ) -> Iterator[AnnotatedRow]:
-    """Annotate by asking about several rows at the same time, and checking the answers.
+    """Annotate rows, several at the same time.
 
-    The costs of a row: `requests` (tries included), `prompt_tokens`, `completion_tokens`, and
-    `retries: REASON` for every answer that was not taken and asked for again. Raises EndpointError
-    if no request can succeed, or if many rows one after the other were not answered; these are not
-    yielded.
+    The costs of a row are `requests` (tries included), `prompt_tokens`, `completion_tokens`, and
+    `retries: REASON` for each rejected answer after which the model was asked again.
+
+    Raises EndpointError if no request can succeed, or if many rows one after the other were not
+    answered; these rows are not yielded.
     """
     return ask_concurrently(endpoint, rows, partial(_annotate_row, count_tokens))
 
@@ -109,11 +120,11 @@ async def _annotate_row(
     count_tokens: Callable[[str], int], ask: Ask, row: Row
 ) -> tuple[AnnotatedRow, EndpointError | None]:
     conversation = [*introduction(), _turn("user", _question(row))]
-    room = _ROOM_FACTOR * count_tokens(row.response) + _ROOM_TOKENS
+    max_tokens = _LIMIT_FACTOR * count_tokens(row.response) + _EXTRA_TOKENS
     cost: Counter[str] = Counter()
-    for again in range(RETRIES, -1, -1):
+    for retries_left in range(RETRIES, -1, -1):
         try:
-            reply = await ask(conversation, room)
+            reply = await ask(conversation, max_tokens)
         except EndpointError as failure:
             return reject(row, f"endpoint: {failure.kind}", cost), failure
         cost.update(reply.cost)
@@ -121,7 +132,7 @@ async def _annotate_row(
             annotated = accept(reply.text, row.response, count_tokens)
             return AnnotatedRow(replace(row, response=annotated), cost=cost), None
         except AnswerError as error:
-            if not again:
+            if not retries_left:
                 return reject(row, error.kind, cost), None
             cost[f"retries: {error.kind}"] += 1
             conversation += [
@@ -143,7 +154,7 @@ def introduction() -> tuple[EndpointMessage, ...]:
 
 
 def _question(row: Row) -> str:
-    # The text form of the plain response: what looks like a tag in it carries its backslash.
+    # In the text form, a literal tag of the plain response has its backslash.
     response = text_form((Span(row.response.strip()),))
     return f"Question:\n\n{row.instruction}\n\nResponse:\n\n{response}"
 

@@ -1,9 +1,10 @@
-"""Find the parts of a plain response by rule: what its layout sets side by side becomes chunks.
+"""Finds the parts of a plain response by its layout: lists, sections, paragraphs and sentences.
 
-List items, sections under headings, and else paragraphs behind the opening become chunks; of a
-lone paragraph, runs of sentences. Stories, verse, dialogue, code, tables, steps, openings and
-closings stay in the main thread. The limits were set on responses that a careful reader had
-annotated. Every character offset counts from the start of the response.
+List items and sections under headings become parts. In a response without these, the paragraphs
+after the opening do. A response of one paragraph is divided into runs of sentences. Stories, verse,
+dialogue, code, tables, steps, openings and closings stay in the main thread. The limits were set on
+responses that a careful reader had annotated. Every character offset counts from the start of the
+response.
 """
 
 import re
@@ -23,7 +24,7 @@ OPENING_WORDS = 60  # an opening paragraph with fewer is not divided
 LONG_WORDS = 100  # another paragraph with fewer is not divided
 PARAGRAPH_WORDS = 10  # a line that has them, and ends with a sentence, is a paragraph
 
-# Each is matched from a line's first character that is not white space to its last.
+# These patterns match a line without the white space at its edges.
 _TABLE = re.compile(r"\|.*\|$|\+?[-=+|]{5,}$")
 _LEAD_IN = r"(?!.*\b(?:are|is|include|includes|following|follows|these|here|can|how to)\b)"
 _HEADING = re.compile(
@@ -86,9 +87,10 @@ BlockKind = Literal["blank", "heading", "item", "code", "table", "text"]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Lines that belong together, `[start, end)`; an item holds its sub-items.
+    """Lines that belong together: the characters `[start, end)`. An item includes its sub-items.
 
-    body: where the text begins, behind marker or hashes.
+    body:   where the text begins, after the list marker or the hashes of a heading.
+    indent: white space before the first line, in characters.
     """
 
     kind: BlockKind
@@ -113,72 +115,84 @@ def find_parts(response: str) -> list[Part]:
 
 
 def _section_parts(text: str, layout: Sequence[Block], heading: int, stop: int) -> list[Part]:
-    """Return what stands under a heading as one part, or its items and paragraphs."""
+    """Return the section under a heading as one part, or as its items and paragraphs.
+
+    heading, stop: indices of `layout`; the section ends before `stop`.
+    """
     title = text[layout[heading].body : layout[heading].end].strip()
     body = layout[heading + 1 : stop]
     if not body or _CLOSING.match(title):
         return []
-    whole = part_of(text, body[0].body, body[-1].end, title)
+    section = part_of(text, body[0].body, body[-1].end, title)
     inner = _inner_parts(text, layout, range(heading + 1, stop))
     kinds = {block.kind for block in body}
     opens = heading == 0 and body[0].kind == "text"
     divided = "code" in kinds or ("item" in kinds and len(inner) > 1)
-    if opens or divided or text[: whole.end].endswith(":"):
+    if opens or divided or text[: section.end].endswith(":"):
         return inner
-    return [whole] if _words(text, whole) >= MIN_WORDS else []
+    return [section] if _words(text, section) >= MIN_WORDS else []
 
 
-def _inner_parts(text: str, layout: Sequence[Block], places: range) -> list[Part]:
-    """Return the items and paragraphs at some places of the layout that are long enough."""
+def _inner_parts(text: str, layout: Sequence[Block], indices: range) -> list[Part]:
+    """Return the items and paragraphs at some indices of the layout that are long enough."""
     parts: list[Part] = []
-    for kind, run in groupby(places, key=lambda place: layout[place].kind):
+    for kind, run in groupby(indices, key=lambda index: layout[index].kind):
         if kind == "item":
-            items = [_titled(text, layout[place]) for place in run]
-            if not is_procedure([text[one.start : one.end] for one in items]):
+            items = [_titled(text, layout[index]) for index in run]
+            if not is_procedure([text[item.start : item.end] for item in items]):
                 parts += items
         elif kind == "text":
-            parts += [part for place in run for part in _paragraph_parts(text, layout, place)]
+            for index in run:
+                parts += _paragraph_parts(text, layout, index)
     return [part for part in parts if _words(text, part) >= MIN_WORDS]
 
 
-def _paragraph_parts(text: str, layout: Sequence[Block], place: int) -> list[Part]:
-    """Return a paragraph as one part, its runs of sentences, or nothing if it opens or closes."""
-    whole = _titled(text, layout[place])
-    words = _words(text, whole)
-    prose = all(block.kind not in {"item", "heading"} for block in layout)
-    headed = place > 0 and layout[place - 1].kind == "heading"
-    after = layout[place + 1].kind if place + 1 < len(layout) else None
-    if text[: whole.end].endswith(":") or after in {"item", "code", "table"}:
+def _paragraph_parts(text: str, layout: Sequence[Block], index: int) -> list[Part]:
+    """Return a paragraph as one part or as runs of sentences.
+
+    Openings, closings and paragraphs that introduce the next block stay in the main thread.
+    """
+    paragraph = _titled(text, layout[index])
+    words = _words(text, paragraph)
+    is_prose = all(block.kind not in {"item", "heading"} for block in layout)
+    has_heading = index > 0 and layout[index - 1].kind == "heading"
+    next_kind = layout[index + 1].kind if index + 1 < len(layout) else None
+    if text[: paragraph.end].endswith(":") or next_kind in {"item", "code", "table"}:
         return []
-    if place == 0 or (place == 1 and headed):
-        divided = prose and (after is None or words > OPENING_WORDS)
-        return list(_sentence_runs(text, whole))[1:] if divided else []
-    if after is None and not headed and (not prose or _CLOSING.match(text, whole.start)):
+    if index == 0 or (index == 1 and has_heading):
+        if is_prose and (next_kind is None or words > OPENING_WORDS):
+            return _sentence_runs(text, paragraph)[1:]
         return []
-    return list(_sentence_runs(text, whole)) if words > LONG_WORDS else [whole]
+    is_last = next_kind is None and not has_heading
+    if is_last and (not is_prose or _CLOSING.match(text, paragraph.start)):
+        return []
+    return _sentence_runs(text, paragraph) if words > LONG_WORDS else [paragraph]
 
 
-def _sentence_runs(text: str, whole: Part) -> Iterator[Part]:
-    """Yield runs of sentences; one that leans on the sentence before it stays in its run."""
+def _sentence_runs(text: str, paragraph: Part) -> list[Part]:
+    """Return runs of sentences without the closing. A sentence that leans back starts no run."""
     runs: list[Part] = []
-    for left, right in sentences(text, whole.start, whole.end):
-        leans = _LEANS_BACK.match(text, left) is not None
-        if runs and (leans or _words(text, runs[-1]) < RUN_WORDS):
-            runs[-1] = part_of(text, runs[-1].start, right)
+    for start, end in sentences(text, paragraph.start, paragraph.end):
+        leans_back = _LEANS_BACK.match(text, start) is not None
+        if runs and (leans_back or _words(text, runs[-1]) < RUN_WORDS):
+            runs[-1] = part_of(text, runs[-1].start, end)
         else:
-            runs.append(part_of(text, left, right))
-    yield from (run for run in runs if run.end < whole.end or not _CLOSING.match(text, run.start))
+            runs.append(part_of(text, start, end))
+    if runs and runs[-1].end >= paragraph.end and _CLOSING.match(text, runs[-1].start):
+        del runs[-1]
+    return runs
 
 
 def sentences(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield where the sentences of `text[start:end]` begin and end, white space behind included."""
-    left = start
+    """Yield start and end of each sentence in `text[start:end]`, with the white space after it."""
+    sentence_start = start
     for gap in _SENTENCE.finditer(text, start, end):
-        if not _ABBREVIATION.search(text[max(left, gap.start() - 8) : gap.start()]):
-            yield left, gap.end()
-            left = gap.end()
-    if left < end:
-        yield left, end
+        last_word = text[max(sentence_start, gap.start() - 8) : gap.start()]
+        if not _ABBREVIATION.search(last_word):
+            yield sentence_start, gap.end()
+            sentence_start = gap.end()
+    if sentence_start < end:
+        yield sentence_start, end
 
 
 def part_of(text: str, start: int, end: int, title: str | None = None) -> Part:
@@ -190,8 +204,10 @@ def part_of(text: str, start: int, end: int, title: str | None = None) -> Part:
 
 def _titled(text: str, block: Block) -> Part:
     body = text[block.body : block.end]
-    titles = (found["title"] for pattern in _TITLES if (found := pattern.match(body)))
-    return part_of(text, block.body, block.end, next(titles, None))
+    for pattern in _TITLES:
+        if match := pattern.match(body):
+            return part_of(text, block.body, block.end, match["title"])
+    return part_of(text, block.body, block.end)
 
 
 def _words(text: str, part: Part) -> int:
@@ -199,39 +215,44 @@ def _words(text: str, part: Part) -> int:
 
 
 def outline(text: str) -> list[Block]:
-    found: list[Block] = []
+    """Return the blocks of a text in order; blank lines belong to none."""
+    blocks: list[Block] = []
     gap = False
     for line in _lines(text):
         if line.kind != "blank":
-            if found and _continues(text, found[-1], line, gap=gap):
-                found[-1] = replace(found[-1], end=line.end)
+            if blocks and _continues(text, blocks[-1], line, gap=gap):
+                blocks[-1] = replace(blocks[-1], end=line.end)
             else:
-                found.append(line)
+                blocks.append(line)
         gap = line.kind == "blank"
-    return found
+    return blocks
 
 
 def _lines(text: str) -> Iterator[Block]:
-    start, in_code = 0, False
+    """Yield each line as a block; from one code fence to the next, all lines are code."""
+    start = 0
+    in_code = False
     for raw in text.split("\n"):
-        fence = raw.lstrip().startswith(("```", "~~~"))
+        is_fence = raw.lstrip().startswith(("```", "~~~"))
         line = _line(raw, start)
-        yield replace(line, kind="code") if in_code or fence else line
-        in_code ^= fence
+        yield replace(line, kind="code") if in_code or is_fence else line
+        if is_fence:
+            in_code = not in_code
         start += len(raw) + 1
 
 
 def _line(raw: str, start: int) -> Block:
-    shown, end = raw.strip(), start + len(raw)
+    stripped = raw.strip()
+    end = start + len(raw)
     indent = len(raw) - len(raw.lstrip())
     body = start + indent
-    if not shown:
+    if not stripped:
         return Block("blank", start, end, end)
-    if _TABLE.match(shown):
+    if _TABLE.match(stripped):
         return Block("table", start, body, end, indent)
-    if item := _ITEM.match(shown):
+    if item := _ITEM.match(stripped):
         return Block("item", start, body + item.end(), end, indent, item["number"] is not None)
-    if heading := _HEADING.match(shown):
+    if heading := _HEADING.match(stripped):
         return Block("heading", start, body + heading.end(), end, indent)
     return Block("text", start, body, end, indent)
 
@@ -247,12 +268,12 @@ def _continues(text: str, block: Block, line: Block, *, gap: bool) -> bool:
         return False
     if line.kind != "text":
         return True
-    before = text[text.rfind("\n", 0, block.end) + 1 : block.end].rstrip()
-    return len(before.split()) < PARAGRAPH_WORDS or not _PARAGRAPH_END.search(before)
+    last_line = text[text.rfind("\n", 0, block.end) + 1 : block.end].rstrip()
+    return len(last_line.split()) < PARAGRAPH_WORDS or not _PARAGRAPH_END.search(last_line)
 
 
 def is_sequence(text: str) -> bool:
-    """Tell whether no part of the text can be written without the ones before it."""
+    """Tell whether every part of the text needs the parts before it."""
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines:
         return True
@@ -266,18 +287,19 @@ def is_sequence(text: str) -> bool:
 
 
 def is_procedure(items: list[str]) -> bool:
-    """Tell whether half of a list's items are steps that build on the ones before them."""
-    return len(items) > 2 and 2 * sum(bool(_FOLLOWS.search(one)) for one in items) >= len(items)
+    """Tell whether half of a list's items are steps that build on earlier steps."""
+    steps = [item for item in items if _FOLLOWS.search(item)]
+    return len(items) > 2 and 2 * len(steps) >= len(items)
 
 
 def _is_talk(lines: list[str]) -> bool:
     turns = Counter(turn[1] for line in lines if (turn := _TURN.match(line)))
-    of_speakers = [count for count in turns.values() if count >= 2]
-    return len(of_speakers) >= 2 and sum(of_speakers) > len(lines) / 3
+    turns_per_speaker = [count for count in turns.values() if count >= 2]
+    return len(turns_per_speaker) >= 2 and sum(turns_per_speaker) > len(lines) / 3
 
 
 def _is_tale(text: str, words: int) -> bool:
-    """Tell whether persons act in the past tense: each is one word of twenty."""
+    """Tell whether persons act in the past tense: both words of persons and verbs are frequent."""
     return words > 60 and all(
         20 * len(pattern.findall(text)) > words for pattern in (_NARRATION, _PAST)
     )

@@ -1,7 +1,7 @@
-"""Topics for the parts of one answer: one to three words each, from which a part could be written.
+"""Topics for the parts of one answer: one to three words from which a part could be written.
 
-A part's own title gives its topic if it has one; otherwise the phrase of its text that says most
-about it. Phrases are runs of words between stop words, after the RAKE method of keyword extraction.
+A part's title gives its topic. Without a title, it is the phrase of its text with the highest
+score. Phrases are runs of words between stop words, as in RAKE, a method of keyword extraction.
 """
 
 import re
@@ -17,10 +17,10 @@ MAX_WORDS = 3
 MAX_CHARS = 60
 
 # Weights, set on responses whose topics a careful reader had chosen.
-EARLY = 1.0  # how much each sentence that goes before a phrase takes off,
-LATE = 0.3  # and each phrase before it in its own sentence
-REPEATED = 0.35  # how much each further use in the part adds, three at most
-WEIGHTS = (1.0, 0.5, 0.1)  # of a phrase's words, the best one first
+SENTENCE_DISCOUNT = 1.0  # how much each sentence before a phrase lowers its score
+PHRASE_DISCOUNT = 0.3  # and each phrase before it in its sentence
+REPETITION_BONUS = 0.35  # how much each further use of a word in the part adds, three at most
+WORD_WEIGHTS = (1.0, 0.5, 0.1)  # of a phrase's words, by falling score
 
 _WORD = re.compile(r"[^\W_]+(?:[.'\u2019&+/-]+[^\W_]+)*[+#]*")
 _SENTENCE = re.compile(r"(?<=[.!?:;])\s+|\n+")
@@ -33,47 +33,54 @@ STOP_WORDS = frozenset(files(__package__).joinpath("stop_words.txt").read_text("
 
 
 def name_parts(text: str, parts: Iterable[Part]) -> list[Part]:
-    """Return the parts with one topic each, all different; what they have is a title, if any."""
+    """Return the parts with topics that all differ. The topic of a part so far is its title."""
     named: list[Part] = []
     for part in parts:
         body = text[part.start : part.end]
         uses = Counter(word.lower() for word in _WORD.findall(body))
         choices = chain(_from_title(part.topic or "", uses), _from_text(body, uses))
-        named.append(replace(part, topic=_first_new(choices, [one.topic for one in named])))
+        named.append(replace(part, topic=_first_new(choices, [other.topic for other in named])))
     return named
 
 
 def _first_new(choices: Iterable[str], taken: Sequence[str | None]) -> str:
-    numbered = (f"part {number}" for number in count(len(taken) + 1))
-    fit = (choice for choice in choices if 0 < len(choice) <= MAX_CHARS)
-    return next(one for one in chain(fit, numbered) if one not in taken)
+    """Return the first choice that is short enough and not taken, else a number."""
+    short_choices = (choice for choice in choices if 0 < len(choice) <= MAX_CHARS)
+    numbers = (f"part {number}" for number in count(len(taken) + 1))
+    return next(topic for topic in chain(short_choices, numbers) if topic not in taken)
 
 
 def _from_title(title: str, uses: Counter[str]) -> Iterator[str]:
     plain = _MARKUP.sub("", title).strip()
-    found = _WORD.findall(_LEADING.sub("", plain))
-    if len(found) <= MAX_WORDS and any(word.lower() not in STOP_WORDS for word in found):
-        yield _clean(found)
+    words = _WORD.findall(_LEADING.sub("", plain))
+    if len(words) <= MAX_WORDS and any(word.lower() not in STOP_WORDS for word in words):
+        yield _clean(words)
     phrases = sorted(_phrases(plain), key=lambda phrase: _score(phrase, uses), reverse=True)
     yield from map(_clean, phrases)
 
 
 def _from_text(body: str, uses: Counter[str]) -> Iterator[str]:
-    """Yield the phrases of `body`, best first; early ones count for more."""
+    """Yield the phrases of `body` by falling score; early phrases have higher ones."""
     scored = [
-        (_score(phrase, uses) / (1 + EARLY * place) / (1 + LATE * order), phrase)
-        for place, sentence in enumerate(filter(str.strip, _SENTENCE.split(body)))
-        for order, phrase in enumerate(_phrases(sentence))
+        (
+            _score(phrase, uses)
+            / (1 + SENTENCE_DISCOUNT * sentences_before)
+            / (1 + PHRASE_DISCOUNT * phrases_before),
+            phrase,
+        )
+        for sentences_before, sentence in enumerate(filter(str.strip, _SENTENCE.split(body)))
+        for phrases_before, phrase in enumerate(_phrases(sentence))
     ]
     scored.sort(key=lambda pair: -pair[0])
     yield from (_clean(phrase) for score, phrase in scored if score > 0)
 
 
 def _score(phrase: Sequence[str], uses: Counter[str]) -> float:
-    """Two telling words say more than one, a third adds little."""
-    telling = (word.lower() for word in phrase if len(word) > 1)
-    scores = sorted((1 + REPEATED * min(3, uses[word] - 1) for word in telling), reverse=True)
-    return sum(score * weight for score, weight in zip(scores, WEIGHTS, strict=False))
+    """Return the score of a phrase: its second word counts for half, its third for little."""
+    words = (word.lower() for word in phrase if len(word) > 1)
+    scores = [1 + REPETITION_BONUS * min(3, uses[word] - 1) for word in words]
+    scores.sort(reverse=True)
+    return sum(score * weight for score, weight in zip(scores, WORD_WEIGHTS, strict=False))
 
 
 def _phrases(sentence: str) -> Iterator[list[str]]:
