@@ -26,9 +26,9 @@ class Outcome:
     @property
     def object(self) -> dict[str, Any]:
         """The one JSON object that `--json` promises."""
-        found = json.loads(self.out)
-        assert isinstance(found, dict)
-        return found
+        value = json.loads(self.out)
+        assert isinstance(value, dict)
+        return value
 
     @property
     def complaint(self) -> tuple[int, str, str]:

@@ -37,15 +37,16 @@ def test_rules_annotate_what_they_are_for_and_once(
     tmp_path: Path, pasta: Pasta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "MAX_TOKENS", 1000)
-    source, out = write(tmp_path / "in.jsonl", *PLAIN), tmp_path / "out.jsonl"
+    source = write(tmp_path / "in.jsonl", *PLAIN)
+    out = tmp_path / "out.jsonl"
     report = pasta("annotate", source, out, "--json").object
     assert report["rejected"] == {"empty response": 2, "more than 1000 tokens": 1}
     assert (report["rows"], report["with_chunk"]) == (6, 1)
     assert report["ideal_speedup_with_chunk"] > report["ideal_speedup"] > 1
-    found = responses(out)
-    assert '1. **<promise topic="sleep" tokens="' in found[0]
-    assert found[1:4] == ["", " \n", "word " * 500]
-    assert found[4:] == ["Write \\<sync/> or \\</async>.", PLAIN[5]]
+    written = responses(out)
+    assert '1. **<promise topic="sleep" tokens="' in written[0]
+    assert written[1:4] == ["", " \n", "word " * 500]
+    assert written[4:] == ["Write \\<sync/> or \\</async>.", PLAIN[5]]
     assert json.loads(out.read_text().splitlines()[0])["x"] == 1
     twice = pasta("annotate", out, tmp_path / "twice.jsonl")
     assert twice.status == 2  # the list, and the text that speaks of tags
@@ -74,7 +75,8 @@ def test_a_rule_of_ones_own_promises_any_parts_and_lengths(
 ) -> None:
     (tmp_path / "own_rule.py").write_text(RULE)
     monkeypatch.syspath_prepend(tmp_path)
-    path, out = write(tmp_path / "rows.jsonl", "x" * 197), tmp_path / "out.jsonl"
+    path = write(tmp_path / "rows.jsonl", "x" * 197)
+    out = tmp_path / "out.jsonl"
     assert pasta("annotate", path, out, "--with", "own_rule:thirds").status == 0
     first, second, _rest = read(responses(out)[0])
     assert isinstance(first, Chunk)
@@ -85,8 +87,8 @@ def test_a_rule_of_ones_own_promises_any_parts_and_lengths(
     assert pasta("annotate", path, out, "--with", "own_rule:thirds", "--model", base).status == 0
     assert '"first" tokens="20"' in responses(out)[0]
     for name in ("beyond", "topical", "missing", ""):
-        found = pasta("annotate", path, out, "--with", f"own_rule:{name}")
-        assert (found.status, found.err.count("Traceback")) == (2, 0), name
+        outcome = pasta("annotate", path, out, "--with", f"own_rule:{name}")
+        assert (outcome.status, outcome.err.count("Traceback")) == (2, 0), name
 
 
 OATS = "Eat oats for breakfast. Sleep well at night."
@@ -118,9 +120,9 @@ def test_a_stopped_run_asks_only_for_what_is_missing_and_costs_and_rejects_are_r
 ) -> None:
     partial = five.with_name("out.jsonl.partial")
     with chat_server(in_turn([GOOD, GOOD, "No.", "No.", "No.", failure(401)])) as server:
-        found = ask(server)
-        assert (found.status, len(server.bodies)) == (2, 6)
-        assert "refuses the key (401); it is read from PASTA_ENDPOINT_KEY" in found.err
+        outcome = ask(server)
+        assert (outcome.status, len(server.bodies)) == (2, 6)
+        assert "refuses the key (401); it is read from PASTA_ENDPOINT_KEY" in outcome.err
         assert len(partial.read_text().splitlines()) == 4
         with partial.open("a") as file:  # killed while it wrote a line
             file.write('{"id": "3", "resp')
@@ -128,10 +130,12 @@ def test_a_stopped_run_asks_only_for_what_is_missing_and_costs_and_rejects_are_r
         assert f"{partial} was begun with other settings: model (m -> other)" in other.err
         assert other.err.endswith(f"Remove it to start again: rm {partial}\n")
         server.script = in_turn([GOOD])
-        said = ask(server).err.splitlines()
-        asked = [body["messages"][-1]["content"].split("\n")[2] for body in server.bodies[6:]]
-        assert asked == ["Q3", "Q4"]
-    assert said[-6:-2] == [
+        error_lines = ask(server).err.splitlines()
+        questions_sent = [
+            body["messages"][-1]["content"].split("\n")[2] for body in server.bodies[6:]
+        ]
+        assert questions_sent == ["Q3", "Q4"]
+    assert error_lines[-6:-2] == [
         f"5 rows in {five.with_name('out.jsonl')}, 4 with a promise",
         "1 rejected: text differs",
         "7 requests",
@@ -156,9 +160,9 @@ def test_what_cannot_be_annotated_is_told_and_what_was_there_stays(
         (source, out, "--with", "llm"): "an endpoint is asked by --base-url http",
     }
     for arguments, message in refused.items():
-        found = pasta("annotate", *arguments)
-        assert found.status == 2
-        assert f"pasta: {message}" in found.err
+        outcome = pasta("annotate", *arguments)
+        assert outcome.status == 2
+        assert f"pasta: {message}" in outcome.err
     monkeypatch.setattr(Path, "replace", interrupted)
     assert pasta("annotate", source, out).status == 130
     assert out.read_text() == "before"

@@ -18,17 +18,17 @@ def test_every_command_has_help_of_a_page_and_examples(
     name: str, pasta: Pasta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    found = pasta(*name.split(), *["--help"] * (name in COMMANDS))
-    assert found.status == 0
-    assert f"Usage: pasta {name}".rstrip() in found.out
+    outcome = pasta(*name.split(), *["--help"] * (name in COMMANDS))
+    assert outcome.status == 0
+    assert f"Usage: pasta {name}".rstrip() in outcome.out
     if name in READABLE:
-        assert len(found.out.splitlines()) <= 60
-        examples = found.out.partition("Examples:")[2]
+        assert len(outcome.out.splitlines()) <= 60
+        examples = outcome.out.partition("Examples:")[2]
         assert len(re.findall(rf"^ pasta {name}", examples, re.M)) == 2
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("fly", "No such command 'fly'; see pasta --help"),
         ("data fly", "No such command 'fly'; see pasta data --help"),
@@ -37,10 +37,12 @@ def test_every_command_has_help_of_a_page_and_examples(
         ("run x --seed y", "Invalid value for '--seed': "),
     ],
 )
-def test_a_wrong_command_line_is_one_line_and_status_2(line: str, said: str, pasta: Pasta) -> None:
-    found = pasta(*line.split())
-    assert (found.status, found.out, found.err.count("\n")) == (2, "", 1)
-    assert found.err.startswith(f"pasta: {said}")
+def test_a_wrong_command_line_is_one_line_and_status_2(
+    line: str, message: str, pasta: Pasta
+) -> None:
+    outcome = pasta(*line.split())
+    assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert outcome.err.startswith(f"pasta: {message}")
     assert pasta("--version").out == f"pasta {__version__}\n"
 
 
@@ -48,12 +50,12 @@ def test_an_interruption_and_a_full_disk_are_one_line(
     tmp_path: Path, pasta: Pasta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Path, "read_bytes", interrupted)
-    found = pasta("lint", tmp_path / "any.txt")
-    assert (found.status, found.out, found.err) == (130, "", "\npasta: interrupted\n")
+    outcome = pasta("lint", tmp_path / "any.txt")
+    assert (outcome.status, outcome.out, outcome.err) == (130, "", "\npasta: interrupted\n")
 
     def full(_path: Path) -> bytes:
         raise OSError(errno.ENOSPC, "No space left on device", "any.txt")
 
     monkeypatch.setattr(Path, "read_bytes", full)
-    found = pasta("lint", tmp_path / "any.txt")
-    assert (found.status, found.err) == (2, "pasta: any.txt: No space left on device\n")
+    outcome = pasta("lint", tmp_path / "any.txt")
+    assert (outcome.status, outcome.err) == (2, "pasta: any.txt: No space left on device\n")

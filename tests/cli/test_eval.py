@@ -44,8 +44,8 @@ def generate(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, out:
 
 
 def settings(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    return found
+    contents: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return contents
 
 
 def records(folder: Path) -> list[Record]:
@@ -54,26 +54,26 @@ def records(folder: Path) -> list[Record]:
 
 def test_every_method_gets_a_folder_and_failures_are_records(generate: Pasta, out: Path) -> None:
     methods = ("pasta", "sequential", "apar", "sot=none", "lookup=none")
-    found = generate(methods=methods)
-    assert found.status == 0
+    outcome = generate(methods=methods)
+    assert outcome.status == 0
     labels = [
         "pasta-adapter", "sequential-adapter", "apar-adapter", "sot-none", "lookup-none",
     ]  # fmt: skip
-    assert [line.split(":")[0] for line in found.out.splitlines()] == labels
-    assert all(": 3 prompts, 1 failed, " in line for line in found.out.splitlines())
-    assert f"failed: {'x' * 60!r}: the prompt is too long: 20000 characters" in found.err
+    assert [line.split(":")[0] for line in outcome.out.splitlines()] == labels
+    assert all(": 3 prompts, 1 failed, " in line for line in outcome.out.splitlines())
+    assert f"failed: {'x' * 60!r}: the prompt is too long: 20000 characters" in outcome.err
     for label in labels:
-        assert sorted(one.instruction for one in records(out / label)) == sorted(PROMPTS)
+        assert sorted(record.instruction for record in records(out / label)) == sorted(PROMPTS)
         outputs = json.loads((out / label / "model_outputs.json").read_text())
-        assert [one["instruction"] for one in outputs] == PROMPTS
-        assert ({one["generator"] for one in outputs}, outputs[2]["output"]) == ({label}, "")
+        assert [output["instruction"] for output in outputs] == PROMPTS
+        assert ({output["generator"] for output in outputs}, outputs[2]["output"]) == ({label}, "")
     run = settings(out / "sot-none")
     assert (run["method"], run["adapter"], run["prompts"]["number"]) == ("sot", None, 3)
     assert (run["max_concurrency"], run["repeats"], run["sampling"]) == (16, None, "greedy")
     assert run["engine"] in {"fast", "torch"}, "what auto takes depends on the machine"
     assert len(settings(out / "pasta-adapter")["adapter"]["sha256"]) == 16
-    assert sum(one.chunks for one in records(out / "pasta-adapter")) >= 2
-    assert sum(one.chunks for one in records(out / "sequential-adapter")) == 0
+    assert sum(record.chunks for record in records(out / "pasta-adapter")) >= 2
+    assert sum(record.chunks for record in records(out / "sequential-adapter")) == 0
 
 
 def test_a_whole_model_is_a_method_and_one_model_at_a_time_is_in_memory(
@@ -83,7 +83,7 @@ def test_a_whole_model_is_a_method_and_one_model_at_a_time_is_in_memory(
     opened: list[Any] = []
 
     def opening(engine: EngineConfig) -> Decoder:
-        assert not [one for one in opened if one() is not None]
+        assert not [reference for reference in opened if reference() is not None]
         decoder: Any = decoder_for(engine)
         opened.append(weakref.ref(decoder.engine))
         return decoder
@@ -91,14 +91,15 @@ def test_a_whole_model_is_a_method_and_one_model_at_a_time_is_in_memory(
     for command in ("eval", "run"):
         module = import_module(f"pasta_decoding.cli.{command}")
         monkeypatch.setattr(module, "decoder_for", opening)
-    whole, base = tmp_path / "tiny.gguf", ["--model", tiny_checkpoint.base]
-    made = pasta("export", tiny_checkpoint.adapter, *base, "-o", whole)
-    assert (made.status, made.out) == (0, f"{whole}\n")
-    found = generate("--limit", "1", methods=(f"pasta={whole}", "sequential=none", "hf=none"))
-    assert (found.status, len(opened)) == (0, 3)
+    gguf = tmp_path / "tiny.gguf"
+    base = ["--model", tiny_checkpoint.base]
+    made = pasta("export", tiny_checkpoint.adapter, *base, "-o", gguf)
+    assert (made.status, made.out) == (0, f"{gguf}\n")
+    outcome = generate("--limit", "1", methods=(f"pasta={gguf}", "sequential=none", "hf=none"))
+    assert (outcome.status, len(opened)) == (0, 3)
     run = settings(out / "pasta-tiny.gguf")
-    assert (run["model"], run["adapter"]["sha256"]) == (BASE_NAME, sha256(whole)[:16])
-    assert [one.error for one in records(out / "pasta-tiny.gguf")] == [None]
+    assert (run["model"], run["adapter"]["sha256"]) == (BASE_NAME, sha256(gguf)[:16])
+    assert [record.error for record in records(out / "pasta-tiny.gguf")] == [None]
     adapter = ["--adapter", tiny_checkpoint.adapter, "--max-tokens", 8]
     assert pasta("compare", "Hello", *base, *adapter, "--engine", "torch").status == 0
 
@@ -114,9 +115,9 @@ def test_flags_that_mean_nothing_are_refused(generate: Pasta, out: Path) -> None
         (REMOTE, "lookup", "--method lookup works in this process, not on servers"),
         (REMOTE, "pasta sequential=other", "the servers have one checkpoint, and methods differ"),
     ):
-        found = generate(*flags.split(), methods=tuple(methods.split()))
-        assert (found.status, list(out.glob("*"))) == (2, [])
-        assert found.err.startswith(f"pasta: {message}")
+        outcome = generate(*flags.split(), methods=tuple(methods.split()))
+        assert (outcome.status, list(out.glob("*"))) == (2, [])
+        assert outcome.err.startswith(f"pasta: {message}")
 
 
 def test_lookup_is_timed_and_reported_against_transformers_own_generate(

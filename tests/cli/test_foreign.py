@@ -21,7 +21,8 @@ Change = Callable[[Path], object]
 QUESTION = ["run", "Hello", "--engine", "torch", "--max-tokens", "8"]
 LOAD = "cannot be loaded"
 DOWN = "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
-NORM, MLP = "model.norm.weight", "model.layers.0.mlp.up_proj.weight"
+NORM = "model.norm.weight"
+MLP = "model.layers.0.mlp.up_proj.weight"
 
 
 def settings(name: str = "config.json", **changes: Any) -> Change:
@@ -38,9 +39,9 @@ def text(name: str, contents: str) -> Change:
 
 def weights(change: Callable[[dict[str, torch.Tensor]], object], of: str = "model") -> Change:
     def rewrite(folder: Path) -> None:
-        found = load_file(folder / f"{of}.safetensors")
-        change(found)
-        save_file(found, folder / f"{of}.safetensors", metadata={"format": "pt"})
+        tensors = load_file(folder / f"{of}.safetensors")
+        change(tensors)
+        save_file(tensors, folder / f"{of}.safetensors", metadata={"format": "pt"})
 
     return rewrite
 
@@ -53,8 +54,8 @@ QUANTISED: dict[str, dict[str, object]] = {
 }
 MODELS: list[tuple[Change, str]] = [
     *(
-        (settings(quantization_config={"quant_method": method, **more}), LOAD)
-        for method, more in QUANTISED.items()
+        (settings(quantization_config={"quant_method": method, **parameters}), LOAD)
+        for method, parameters in QUANTISED.items()
     ),
     (settings(auto_map={"AutoConfig": "x.Config"}, model_type="x"), LOAD),
     (settings(num_attention_heads=0), LOAD),
@@ -65,9 +66,9 @@ MODELS: list[tuple[Change, str]] = [
     (settings("tokenizer_config.json", model_max_length="x"), LOAD),
     (text("generation_config.json", "[]"), LOAD),
     (settings(num_hidden_layers=1), "it has no place for model.layers.1"),
-    (weights(lambda found: found.pop(NORM)), "it misses model.norm.weight"),
-    (weights(lambda found: found.update({MLP: found[MLP][:3].clone()})), LOAD),
-    (weights(lambda found: found[NORM].fill_(torch.nan)), f"not finite, in {NORM}"),
+    (weights(lambda tensors: tensors.pop(NORM)), "it misses model.norm.weight"),
+    (weights(lambda tensors: tensors.update({MLP: tensors[MLP][:3].clone()})), LOAD),
+    (weights(lambda tensors: tensors[NORM].fill_(torch.nan)), f"not finite, in {NORM}"),
     (text("generation_config.json", '{"eos_token_id": "x"}'), "end answers with 'x'"),
     (text("generation_config.json", '{"eos_token_id": [1, 99999]}'), "end answers with 99999"),
     (text("chat_template.jinja", "{{ messages + 1 }}"), "refuses this conversation"),
@@ -77,7 +78,7 @@ MODELS: list[tuple[Change, str]] = [
 ADAPTERS: list[tuple[Change, str]] = [
     (settings("adapter_config.json", lora_alpha=float("nan")), "numbers that are not finite"),
     (settings("adapter_config.json", r=0), LOAD),
-    (weights(lambda found: found[DOWN].fill_(torch.inf), "adapter_model"), "A.weight has num"),
+    (weights(lambda tensors: tensors[DOWN].fill_(torch.inf), "adapter_model"), "A.weight has num"),
     (settings("adapter_config.json", r=3), "has another rank than 3"),
     (text("adapter_config.json", "[]"), LOAD),
     (text("adapter_model.safetensors", "garbage"), LOAD),
@@ -85,35 +86,35 @@ ADAPTERS: list[tuple[Change, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("part", "change", "said"),
-    [*(("model", *one) for one in MODELS), *(("adapter", *one) for one in ADAPTERS)],
+    ("part", "change", "message"),
+    [*(("model", *case) for case in MODELS), *(("adapter", *case) for case in ADAPTERS)],
 )
 def test_a_broken_model_or_adapter_is_one_line(
     part: str,
     change: Change,
-    said: str,
+    message: str,
     pasta: Pasta,
     tiny_checkpoint: TinyCheckpoint,
     tmp_path: Path,
 ) -> None:
-    whole = {"model": tiny_checkpoint.base, "adapter": tiny_checkpoint.adapter}
-    broken = shutil.copytree(whole[part], tmp_path / part)
+    sound_parts = {"model": tiny_checkpoint.base, "adapter": tiny_checkpoint.adapter}
+    broken = shutil.copytree(sound_parts[part], tmp_path / part)
     change(broken)
-    where = {"model": whole["model"], "adapter": "none", part: broken}
-    found = pasta(*QUESTION, "--adapter", where["adapter"], "--model", where["model"])
-    assert (found.status, found.out) == (2, "")
-    assert said in found.err.splitlines()[-1]
+    where = {"model": sound_parts["model"], "adapter": "none", part: broken}
+    outcome = pasta(*QUESTION, "--adapter", where["adapter"], "--model", where["model"])
+    assert (outcome.status, outcome.out) == (2, "")
+    assert message in outcome.err.splitlines()[-1]
 
 
 def test_what_is_no_model_is_told_and_old_weights_and_a_window_of_no_meaning_are_read(
     pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    for name, said in {
+    for name, message in {
         tiny_checkpoint.adapter: "holds an adapter, not a model: name it with --adapter",
         "org/name@main": "is neither a folder nor a name on the hub, OWNER/NAME",
     }.items():
-        found = pasta(*QUESTION, "--adapter", "none", "--model", name)
-        assert (found.status, said in found.err) == (2, True)
+        outcome = pasta(*QUESTION, "--adapter", "none", "--model", name)
+        assert (outcome.status, message in outcome.err) == (2, True)
     base = shutil.copytree(tiny_checkpoint.base, tmp_path / "base")
     plain = pasta(*QUESTION, "--adapter", "none", "--model", base).out
     settings(sliding_window=4)(base)
@@ -132,15 +133,15 @@ def test_an_output_that_cannot_hold_a_character_shows_its_code_and_one_of_severa
     (tmp_path / "\u20ac.txt").write_text("<sync/>")
     script = "import atexit, runpy; atexit.register(print, 'torn down'); "
     script += "runpy.run_module('pasta_decoding')"
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script, "lint", "\u20ac.txt"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONIOENCODING": "latin-1", "WORLD_SIZE": "2"},
         capture_output=True,
         check=False,
     )
-    assert (found.returncode, found.stdout[:11]) == (1, b"\\u20ac.txt:")
-    assert b"torn down" not in found.stdout
+    assert (process.returncode, process.stdout[:11]) == (1, b"\\u20ac.txt:")
+    assert b"torn down" not in process.stdout
 
 
 @pytest.mark.usefixtures("tiny_cache")
@@ -149,7 +150,8 @@ def test_two_runs_do_not_write_into_one_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (rows := tmp_path / "rows.jsonl").write_text('{"instruction": "Hello", "response": "Hi."}\n')
-    where, out = ["--model", tiny_checkpoint.base, "--out", tmp_path / "out"], tmp_path / "out"
+    where = ["--model", tiny_checkpoint.base, "--out", tmp_path / "out"]
+    out = tmp_path / "out"
     adapter = tiny_checkpoint.adapter
     with locked(out):
         for command in (
@@ -157,7 +159,7 @@ def test_two_runs_do_not_write_into_one_folder(
             ["train", "sft", "--data", rows],
             ["train", "preference", "--prompts", rows, "--policy", adapter, "--baseline", adapter],
         ):
-            found = pasta(*command, *where)
-            assert (found.status, found.out) == (2, "")
-            assert found.err.splitlines()[-1] == f"pasta: another process writes into {out}"
-    assert {one.name for one in tmp_path.iterdir()} == {"rows.jsonl", "out"}
+            outcome = pasta(*command, *where)
+            assert (outcome.status, outcome.out) == (2, "")
+            assert outcome.err.splitlines()[-1] == f"pasta: another process writes into {out}"
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "out"}

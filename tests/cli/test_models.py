@@ -22,8 +22,8 @@ def test_models_lists_what_is_ours_by_size_and_cleans_what_is_made_again(
     for name, size in sizes.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(bytes(size))
-    found = pasta("models")
-    rows = [line.split() for line in found.out.splitlines()]
+    outcome = pasta("models")
+    rows = [line.split() for line in outcome.out.splitlines()]
     assert [row for row in rows if row[2] not in ("base", "adapter")] == [
         ["3.0", "MB", "model", "smollm2-135m"],
         ["2.0", "MB", "export", "gguf/a-F16.gguf"],
@@ -32,19 +32,19 @@ def test_models_lists_what_is_ours_by_size_and_cleans_what_is_made_again(
     ]
     named = [row[3] for row in rows if row[2] in ("base", "adapter")]
     assert {"smollm2-135m", "balanced", "sequential"} <= set(named)
-    assert found.err == f"5.3 MB in {tmp_path}\n"
+    assert outcome.err == f"5.3 MB in {tmp_path}\n"
     assert pasta("models", "--clean").err == "2.1 MB freed\n"
-    left = {str(one.relative_to(tmp_path)) for one in tmp_path.rglob("*") if one.is_file()}
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert left == sizes.keys() - {"gguf/a-F16.gguf", "gguf/.export-old/a.f32"}
 
 
 def test_a_mistake_is_one_line(pasta: Pasta) -> None:
-    for arguments, said in (
+    for arguments, message in (
         (["pull", "llama"], "no model 'llama'"),
         (["export", "balanced", "--out", "tests", "--model", "x"], "tests is a folder, not a file"),
     ):
-        found = pasta(*arguments)
-        assert (found.status, found.err.startswith(f"pasta: {said}")) == (2, True)
+        outcome = pasta(*arguments)
+        assert (outcome.status, outcome.err.startswith(f"pasta: {message}")) == (2, True)
 
 
 def test_pull_keeps_a_sound_model_and_can_be_interrupted(
@@ -56,5 +56,5 @@ def test_pull_keeps_a_sound_model_and_can_be_interrupted(
     (tmp_path / "smollm2-135m").mkdir()
     file = tmp_path / "smollm2-135m" / "smollm2-135m.gguf"
     file.touch()
-    found = pasta("pull")
-    assert (found.status, found.out) == (0, f"{file}\n")
+    outcome = pasta("pull")
+    assert (outcome.status, outcome.out) == (0, f"{file}\n")

@@ -18,8 +18,8 @@ TRAINING = {"pairs_per_step": 1, "bf16": False}
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
-    asked = ["Why?", "How?", "What?", "x" * 300]
-    path.write_text("".join(json.dumps({"instruction": one}) + "\n" for one in asked))
+    prompts = ["Why?", "How?", "What?", "x" * 300]
+    path.write_text("".join(json.dumps({"instruction": prompt}) + "\n" for prompt in prompts))
     return path
 
 
@@ -42,7 +42,8 @@ def chunk(topic: str) -> str:
 
 
 CITIES = f"1. {chunk('Paris')} 2. {chunk('Rome')}"
-ASKED, ANSWER = {"role": "user", "content": "Two?"}, {"role": "assistant", "content": "Rome."}
+ASKED = {"role": "user", "content": "Two?"}
+ANSWER = {"role": "assistant", "content": "Rome."}
 PAIRS: list[dict[str, object]] = [
     {"instruction": "Two?", "chosen": CITIES, "rejected": "1. Paris. 2. Rome."},
     {"prompt": [ASKED], "chosen": [ANSWER | {"content": CITIES}], "rejected": [ANSWER]},
@@ -57,22 +58,22 @@ def test_pairs_that_somebody_has_are_trained_on_without_a_sample(
     pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     pairs, file, out = (tmp_path / name for name in ("pairs.jsonl", "run.yaml", "run"))
-    pairs.write_text("".join(json.dumps(one) + "\n" for one in PAIRS))
+    pairs.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
     file.write_text(json.dumps(TRAINING))
     where = ["--pairs", pairs, "--out", out, "--model", tiny_checkpoint.base]
     command = ["train", "preference", *where, "--policy", tiny_checkpoint.adapter]
     command += ["--config", file, "--max-tokens", "250"]
-    found = pasta(*command)
-    assert (found.status, found.out) == (0, f"{out / 'adapter'}\n"), found.err
+    outcome = pasta(*command)
+    assert (outcome.status, outcome.out) == (0, f"{out / 'adapter'}\n"), outcome.err
     for line in (
         "1 rows left out, the first is same: both answers are the same",
         "1 rows left out, the first is broken: broken tags (async-without-promise)",
         "1 rows left out, the first is long: longer than 250 tokens",
         "round-1: 3 pairs, 265 tokens",
     ):
-        assert line in found.err.splitlines()
+        assert line in outcome.err.splitlines()
     steps = read_lines(out / "round-1" / "train" / "metrics.jsonl")
-    assert [one["target"] for one in steps] == [1, 1, 1]  # nats: the gap of the better one of two
+    assert [step["target"] for step in steps] == [1, 1, 1]  # nats: the gap of the better one of two
     assert (steps[0]["gap"], steps[0]["drift"]) == (0, 0)
     assert {path.name for path in out.glob("*.json*")} == {"config.json", "inputs.json"}
     again = pasta(*command)
@@ -85,11 +86,11 @@ def test_pairs_that_somebody_has_are_trained_on_without_a_sample(
 def test_a_round_prints_the_folder_of_the_adapter_and_another_lambda_takes_its_samples(
     train: Pasta, tmp_path: Path
 ) -> None:
-    found = train()
-    assert (found.status, found.out) == (0, f"{tmp_path / 'run' / 'adapter'}\n")
+    outcome = train()
+    assert (outcome.status, outcome.out) == (0, f"{tmp_path / 'run' / 'adapter'}\n")
     assert (tmp_path / "run" / "adapter" / "pasta.json").is_file()
-    kept = (tmp_path / "run" / "prompts.jsonl").read_text().splitlines()
-    assert len(kept) == 3, "the long prompt is left out"
+    prompt_lines = (tmp_path / "run" / "prompts.jsonl").read_text().splitlines()
+    assert len(prompt_lines) == 3, "the long prompt is left out"
     for line in (
         r"sampling baseline: 100%.* 3/3 .*",
         r"sampling round-1: 100%.* 12/12 .*",
@@ -98,8 +99,8 @@ def test_a_round_prints_the_folder_of_the_adapter_and_another_lambda_takes_its_s
         r"step (\d+)/\1, loss \S+, \d+ tokens/s, 0:00:00 left",
         "finished: 1 rounds",
     ):
-        assert re.search(f"^{line}$", found.err.replace("\r", "\n"), re.M), line
-    assert found.err.count("sampling round-1: ") == 2, "none for each answer"
+        assert re.search(f"^{line}$", outcome.err.replace("\r", "\n"), re.M), line
+    assert outcome.err.count("sampling round-1: ") == 2, "none for each answer"
     flags = ["--lambda", "inf", "--samples-from", tmp_path / "run"]
     assert train(*flags, out="inf").status == 0
     settings = json.loads((tmp_path / "inf" / "config.json").read_text())
@@ -120,6 +121,6 @@ def test_a_round_prints_the_folder_of_the_adapter_and_another_lambda_takes_its_s
     ],
 )
 def test_what_cannot_work_is_told_in_a_line(wrong: list[str], complaint: str, train: Pasta) -> None:
-    found = train(*wrong)
-    assert (found.status, found.out) == (2, "")
-    assert complaint in found.err
+    outcome = train(*wrong)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert complaint in outcome.err

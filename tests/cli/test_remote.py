@@ -41,25 +41,28 @@ def there(fake: Fake) -> list[str]:
 
 @pytest.fixture
 def ask(pasta: Pasta, merged: Path) -> Pasta:
-    return lambda *more: pasta("run", "Hello", "--adapter", merged, "--max-tokens", "20", *more)
+    return lambda *flags: pasta("run", "Hello", "--adapter", merged, "--max-tokens", "20", *flags)
 
 
 def test_what_makes_no_sense_there_is_refused(ask: Pasta, there: list[str]) -> None:
-    for arguments, said in (
+    for arguments, message in (
         (["--join", "kv"], "servers of completions cannot join keys, only text"),
         (["--base-url", "localhost:8000"], "'localhost:8000' is no base URL"),
         (["--trace", "trace.json"], "--trace needs an engine of this process"),
     ):
-        found = ask(*there, *arguments)
-        assert (found.status, said in found.err) == (2, True)
+        outcome = ask(*there, *arguments)
+        assert (outcome.status, message in outcome.err) == (2, True)
 
 
 def test_a_server_that_asks_for_a_key_gets_it(
     ask: Pasta, there: list[str], fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fake, "key", "sesame")
-    found = ask(*there, "--sequential")
-    assert (found.status, "refuses the key (401); set PASTA_REMOTE_KEY" in found.err) == (2, True)
+    outcome = ask(*there, "--sequential")
+    assert (outcome.status, "refuses the key (401); set PASTA_REMOTE_KEY" in outcome.err) == (
+        2,
+        True,
+    )
     monkeypatch.setenv("PASTA_REMOTE_KEY", "sesame")
     assert ask(*there, "--sequential", "--json").object["sent"]["requests"] == 1
 
@@ -67,13 +70,16 @@ def test_a_server_that_asks_for_a_key_gets_it(
 def test_prompts_are_evaluated_over_servers_several_at_a_time(
     pasta: Pasta, merged: Path, fake: Fake, there: list[str], tmp_path: Path
 ) -> None:
-    prompts, method = tmp_path / "prompts.jsonl", ["--method", f"sequential={merged}"]
+    prompts = tmp_path / "prompts.jsonl"
+    method = ["--method", f"sequential={merged}"]
     prompts.write_text("".join(json.dumps({"instruction": f"{n}?"}) + "\n" for n in range(3)))
     fake.most_live = 0
-    found = list[set[object]]()
+    answers_by_width = list[set[object]]()
     for out, where in (("here", ["--engine", "torch", "--dtype", "float32"]), ("there", there)):
         flags = ["--prompts", prompts, "--out", tmp_path / out, "--max-tokens", 20]
         assert pasta("eval", "generate", *flags, *method, *where).status == 0
         records = read_records(tmp_path / out / "sequential-tiny" / "records.jsonl")
-        found.append({(one.id, one.text, one.critical_path, one.error) for one in records})
-    assert (found[0], fake.most_live) == (found[1], 3)
+        answers_by_width.append(
+            {(record.id, record.text, record.critical_path, record.error) for record in records}
+        )
+    assert (answers_by_width[0], fake.most_live) == (answers_by_width[1], 3)

@@ -41,39 +41,41 @@ def test_json_has_the_answer_its_figures_and_what_wrote_it(
     ask: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     outcome = ask(PROMPT, "--json", "--trace", tmp_path / "trace.json")
-    found = outcome.object
+    figures = outcome.object
     assert outcome.status == 0
-    assert list(found) == KEYS
+    assert list(figures) == KEYS
     where = (str(tiny_checkpoint.base), str(tiny_checkpoint.adapter))
-    assert (found["model"], found["adapter"]) == where
-    assert found["engine"].startswith("fast ")
+    assert (figures["model"], figures["adapter"]) == where
+    assert figures["engine"].startswith("fast ")
     assert "engine: fast " in outcome.err
-    assert found["threads"] == 1 + found["annotated"].count("<promise ") > 2
-    assert check(found["annotated"]) == []
-    assert strip(read(found["annotated"])) == found["text"]
-    assert found["truncated"] is True
-    assert 0 < found["critical_path"] < found["completion_tokens"] <= 48
-    assert found["tokens_per_step"] == round(found["plain_tokens"] / found["critical_path"], 3)
+    assert figures["threads"] == 1 + figures["annotated"].count("<promise ") > 2
+    assert check(figures["annotated"]) == []
+    assert strip(read(figures["annotated"])) == figures["text"]
+    assert figures["truncated"] is True
+    assert 0 < figures["critical_path"] < figures["completion_tokens"] <= 48
+    assert figures["tokens_per_step"] == round(
+        figures["plain_tokens"] / figures["critical_path"], 3
+    )
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     # The processor's rounding decides which tokens a tiny model writes, so the limit may take a
     # chunk away that has begun.
-    assert {event["tid"] for event in events} >= set(range(found["threads"]))
+    assert {event["tid"] for event in events} >= set(range(figures["threads"]))
     prefill, *boxes = (event for event in events if event["ph"] == "X")
     assert prefill["name"] == "prefill"
-    assert len(boxes) >= found["completion_tokens"] - 1
+    assert len(boxes) >= figures["completion_tokens"] - 1
     assert "async" in {box["name"] for box in boxes if box["tid"] == 1}
 
 
 @pytest.mark.parametrize("show", [[], ["--show"]])
 def test_run_prints_the_answer_and_sums_up_on_standard_error(show: list[str], ask: Pasta) -> None:
     expected = ask(PROMPT, "--json").object
-    found = ask(PROMPT, *show)
-    assert (found.status, found.out) == (0, expected["text"] + "\n")
-    assert found.err.splitlines()[-1].startswith(
+    outcome = ask(PROMPT, *show)
+    assert (outcome.status, outcome.out) == (0, expected["text"] + "\n")
+    assert outcome.err.splitlines()[-1].startswith(
         f"{expected['plain_tokens']} tokens in {expected['critical_path']} steps "
         f"({expected['tokens_per_step']:.2f}x), {expected['threads']} threads, "
     )
-    assert found.err.endswith("s, cut off at a limit\n")
+    assert outcome.err.endswith("s, cut off at a limit\n")
 
 
 def test_a_model_without_an_adapter_answers_sequentially_and_says_so(
@@ -89,13 +91,13 @@ def test_run_without_a_model_uses_the_default_one_and_reads_standard_input(
     ask: Pasta, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, typed: Callable[[bytes], None]
 ) -> None:
     typed(PROMPT.encode())
-    found = pasta("run", "-", "--adapter", tiny_checkpoint.adapter, "--max-tokens", "48")
-    assert found.out == ask(PROMPT).out
+    outcome = pasta("run", "-", "--adapter", tiny_checkpoint.adapter, "--max-tokens", "48")
+    assert outcome.out == ask(PROMPT).out
 
 
 def test_an_option_changes_the_answer_and_nothing_else_does(ask: Pasta) -> None:
-    def text(*more: object) -> object:
-        return ask(PROMPT, "--json", "--temperature", 1, "--seed", 3, *more).object["text"]
+    def text(*flags: object) -> object:
+        return ask(PROMPT, "--json", "--temperature", 1, "--seed", 3, *flags).object["text"]
 
     plain = text()
     assert text() == plain
@@ -105,7 +107,7 @@ def test_an_option_changes_the_answer_and_nothing_else_does(ask: Pasta) -> None:
 
 
 def test_a_mistake_is_one_line_and_status_2(ask: Pasta) -> None:
-    for arguments, said in (
+    for arguments, message in (
         ([""], "the prompt is empty"),
         (["x" * 20_000], "the prompt is too long"),
         ([os.fsdecode(b"caf\xe9")], "the text is not valid UTF-8"),
@@ -117,10 +119,10 @@ def test_a_mistake_is_one_line_and_status_2(ask: Pasta) -> None:
         ([PROMPT, "--show", "--json"], "--show draws for a person"),
         ([PROMPT, "--trace", "/nowhere/trace.json"], "there is no folder /nowhere"),
     ):
-        found = ask(*arguments)
-        assert (found.status, found.out) == (2, "")
-        assert f"pasta: {said}" in found.err
-        assert "Traceback" not in found.err
+        outcome = ask(*arguments)
+        assert (outcome.status, outcome.out) == (2, "")
+        assert f"pasta: {message}" in outcome.err
+        assert "Traceback" not in outcome.err
 
 
 def test_standard_input_that_is_no_prompt_is_refused(
@@ -128,8 +130,8 @@ def test_standard_input_that_is_no_prompt_is_refused(
 ) -> None:
     for contents in (b"", b"caf\xe9"):
         typed(contents)
-        found = ask("-")
-        assert (found.status, found.err.startswith("pasta: the prompt is ")) == (2, True)
+        outcome = ask("-")
+        assert (outcome.status, outcome.err.startswith("pasta: the prompt is ")) == (2, True)
 
 
 @pytest.mark.parametrize(("command", "flags"), [("run", []), ("run", ["--show"]), ("compare", [])])
@@ -137,20 +139,20 @@ def test_ctrl_c_while_the_model_works_prints_no_answer(
     command: str, flags: list[str], ask: Pasta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformers.LlamaForCausalLM.forward", interrupted)
-    found = ask(PROMPT, *flags, "--engine", "torch", command=command)
-    assert (found.status, found.out.strip()) == (130, "")
-    assert found.err.endswith("\npasta: interrupted\n")
+    outcome = ask(PROMPT, *flags, "--engine", "torch", command=command)
+    assert (outcome.status, outcome.out.strip()) == (130, "")
+    assert outcome.err.endswith("\npasta: interrupted\n")
 
 
 def test_compare_sets_an_own_checkpoint_beside_its_base_model_or_what_is_named(
     ask: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     zero = {"wall_s": 0}
-    found = ask(PROMPT, "--json", command="compare").object
+    compared = ask(PROMPT, "--json", command="compare").object
     base = ask(PROMPT, "--json", adapter="none").object
-    own = ask(PROMPT, "--json").object
-    assert found["sequential"] | zero == {"checkpoint": "base"} | base | zero
-    assert found["parallel"] | zero == {"checkpoint": "adapter"} | own | zero
+    parallel = ask(PROMPT, "--json").object
+    assert compared["sequential"] | zero == {"checkpoint": "base"} | base | zero
+    assert compared["parallel"] | zero == {"checkpoint": "adapter"} | parallel | zero
     other = make_adapter(tiny_checkpoint.base, tmp_path / "taught", seed=1)
     named = ask(PROMPT, "--json", "--baseline", other, command="compare").object
     alone = ask(PROMPT, "--json", "--sequential", adapter=other).object
@@ -177,11 +179,11 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
     """Return what the model is shown, turn by turn."""
     turns: list[list[tuple[str, str]]] = []
 
-    def listen(model: Any, asked: Sequence[Any], options: Any, *, show: bool) -> Any:
-        turns.append([(one["role"], one["content"]) for one in asked])
-        if asked[-1]["content"] == "stop me":
+    def listen(model: Any, conversation: Sequence[Any], options: Any, *, show: bool) -> Any:
+        turns.append([(message["role"], message["content"]) for message in conversation])
+        if conversation[-1]["content"] == "stop me":
             raise KeyboardInterrupt
-        return print_answer(model, asked, options, show=show)
+        return print_answer(model, conversation, options, show=show)
 
     monkeypatch.setattr("pasta_decoding.cli.run.print_answer", listen)
     return turns
@@ -202,38 +204,41 @@ def chat(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, typed: Callable[[bytes],
 def test_a_turn_sees_the_clean_text_of_those_before(
     chat: Pasta, heard: list[list[tuple[str, str]]]
 ) -> None:
-    found = chat("Hello", "", "And now?", flags=["--system", "Be kind."])
-    assert found.status == 0
+    outcome = chat("Hello", "", "And now?", flags=["--system", "Be kind."])
+    assert outcome.status == 0
     first, second = heard
     assert first == [("system", "Be kind."), ("user", "Hello")]
     assert second[:2] == first
     assert [role for role, _ in second[2:]] == ["assistant", "user"]
-    assert found.out.startswith(second[2][1])
-    assert "<promise" not in found.out
-    assert found.err.count(" tokens in ") == 2
+    assert outcome.out.startswith(second[2][1])
+    assert "<promise" not in outcome.out
+    assert outcome.err.count(" tokens in ") == 2
 
 
 def test_a_turn_that_is_stopped_or_does_not_fit_is_forgotten_and_the_chat_goes_on(
     chat: Pasta, heard: list[list[tuple[str, str]]]
 ) -> None:
-    found = chat("stop me", "x" * 5000, "Hello")
-    assert found.status == 0
+    outcome = chat("stop me", "x" * 5000, "Hello")
+    assert outcome.status == 0
     assert heard[2] == [("user", "Hello")]
-    assert "stopped; that turn is forgotten" in found.err
-    assert "pasta: the prompt is too long" in found.err
-    assert "; /new begins anew" in found.err
+    assert "stopped; that turn is forgotten" in outcome.err
+    assert "pasta: the prompt is too long" in outcome.err
+    assert "; /new begins anew" in outcome.err
 
 
 def test_commands_forget_draw_explain_and_leave(
     chat: Pasta, heard: list[list[tuple[str, str]]]
 ) -> None:
-    found = chat("Hello", "/new", "/what", "/show", "Again", "/quit", "Never asked")
+    outcome = chat("Hello", "/new", "/what", "/show", "Again", "/quit", "Never asked")
     assert [turn[-1][1] for turn in heard] == ["Hello", "Again"]
     assert heard[1] == [("user", "Again")]
-    assert CHAT_HELP in found.err
-    assert "main" in found.err  # the lanes
+    assert CHAT_HELP in outcome.err
+    assert "main" in outcome.err  # the lanes
 
 
 def test_a_line_that_is_not_utf8_is_told_and_skipped(chat: Pasta) -> None:
-    found = chat("caf\udce9")
-    assert (found.status, "not UTF-8" in found.err or "not valid UTF-8" in found.err) == (0, True)
+    outcome = chat("caf\udce9")
+    assert (outcome.status, "not UTF-8" in outcome.err or "not valid UTF-8" in outcome.err) == (
+        0,
+        True,
+    )

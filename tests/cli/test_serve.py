@@ -35,9 +35,9 @@ def test_serve_says_where_it_is_answers_and_ends_on_ctrl_c(where: list[object]) 
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stderr is not None
         line = server.stderr.readline()
-        found = re.fullmatch(r"pasta-adapter at (http://127\.0\.0\.1:\d+)\n", line)
-        assert found, line
-        client = openai.OpenAI(base_url=f"{found[1]}/v1", api_key="sesame", max_retries=5)
+        match = re.fullmatch(r"pasta-adapter at (http://127\.0\.0\.1:\d+)\n", line)
+        assert match, line
+        client = openai.OpenAI(base_url=f"{match[1]}/v1", api_key="sesame", max_retries=5)
         got = client.chat.completions.create(
             model="pasta-adapter", messages=[{"role": "user", "content": "Hi"}], max_tokens=5
         )
@@ -57,16 +57,16 @@ def serve(pasta: Pasta, where: list[object], monkeypatch: pytest.MonkeyPatch) ->
 
     It returns the backends, what the application is told, and what the user is told.
     """
-    found: list[tuple[Mapping[str, Backend], Settings]] = []
+    started: list[tuple[Mapping[str, Backend], Settings]] = []
 
     def run(*arguments: object) -> tuple[Mapping[str, Backend], Settings, str]:
         outcome = pasta("serve", *where, *arguments)
         assert outcome.status == 0, outcome.err
-        return *found.pop(), outcome.err
+        return *started.pop(), outcome.err
 
     monkeypatch.setattr(
         "pasta_decoding.server.app.create_app",
-        lambda backends, _metrics, settings: found.append((backends, settings)),
+        lambda backends, _metrics, settings: started.append((backends, settings)),
     )
     monkeypatch.setattr("pasta_decoding.server.listen.http_server", interrupted)
     return run
@@ -78,7 +78,7 @@ def test_options_reach_the_backends_and_the_application(
     origins = "https://a.example", "https://b.example"
     allowed = [part for origin in origins for part in ("--allow-origin", origin)]
     limits = ("--target-ms-per-token", 40, "--max-requests", 3)
-    backends, settings, said = serve(
+    backends, settings, log = serve(
         *(*limits, *allowed, "--name", "mine", "--api-key", "sesame", "--log-level", "error"),
         *("--baseline", tiny_checkpoint.adapter),
     )
@@ -86,12 +86,12 @@ def test_options_reach_the_backends_and_the_application(
     assert backends["mine"].load == LoadLimits(3, target_ms_per_token=40)
     assert (settings.api_key, settings.origins) == ("sesame", origins)
     assert settings.log_level == "error"
-    assert "the baseline, adapter, is loaded at the first race" in said
+    assert "the baseline, adapter, is loaded at the first race" in log
     assert backends["adapter"].decoder is None
 
 
 @pytest.mark.parametrize(
-    ("told", "hosts", "warned"),
+    ("flags", "hosts", "warned"),
     [
         ([], ("127.0.0.1",), False),
         (["--host", "localhost"], ("localhost",), False),
@@ -100,22 +100,22 @@ def test_options_reach_the_backends_and_the_application(
     ],
 )
 def test_a_server_without_a_key_minds_what_it_is_called_or_warns(
-    told: list[str], hosts: tuple[str, ...] | None, warned: bool, serve: Serve
+    flags: list[str], hosts: tuple[str, ...] | None, warned: bool, serve: Serve
 ) -> None:
-    backends, settings, said = serve(*REMOTE, *told)  # no weights to load
+    backends, settings, log = serve(*REMOTE, *flags)  # no weights to load
     assert (list(backends), settings.hosts) == (["pasta-adapter"], hosts)
-    assert ("anybody who reaches this address may ask: --api-key" in said) == warned
-    assert f"pasta-adapter at http://{'0.0.0.0' if '0.0.0.0' in told else '127.0.0.1'}:" in said
+    assert ("anybody who reaches this address may ask: --api-key" in log) == warned
+    assert f"pasta-adapter at http://{'0.0.0.0' if '0.0.0.0' in flags else '127.0.0.1'}:" in log
 
 
 def test_a_mistake_is_one_line(pasta: Pasta, where: list[object]) -> None:
-    for arguments, said in (
+    for arguments, message in (
         ([*REMOTE, "--baseline", "sequential"], "this decodes in this process"),
         ([*REMOTE, "--target-ms-per-token", 40], "--target-ms-per-token needs an engine of"),
         (["--api-key", ""], "the API key is empty or has characters that no header can hold"),
     ):
         refused = pasta("serve", *where, *arguments)
-        assert (refused.status, f"pasta: {said}" in refused.err) == (2, True)
+        assert (refused.status, f"pasta: {message}" in refused.err) == (2, True)
 
 
 def test_a_model_that_cannot_write_a_token_is_not_served(
@@ -135,10 +135,10 @@ def test_a_port_that_is_taken_or_an_extra_that_is_missing_is_told_with_its_remed
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        found = pasta("serve", "--port", port)
-        assert found.status == 2
-        assert found.err.startswith("pasta: cannot listen on 127.0.0.1: ")
-        assert "Address already in use" in found.err
+        outcome = pasta("serve", "--port", port)
+        assert outcome.status == 2
+        assert outcome.err.startswith("pasta: cannot listen on 127.0.0.1: ")
+        assert "Address already in use" in outcome.err
     monkeypatch.setattr("pasta_decoding.errors.find_spec", lambda _name: None)
     message = "pasta: serving needs the package fastapi"
     assert pasta("serve").complaint == (2, message, install_command("serve"))

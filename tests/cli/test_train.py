@@ -33,8 +33,12 @@ def train(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, rows: Path, tmp_path: P
 
     def run(*flags: str, settings: dict[str, object] | None = None, **paths: Path) -> Outcome:
         file.write_text(json.dumps(SETTINGS | (settings or {})))
-        wanted = {"data": rows, "out": tmp_path / "run", "model": tiny_checkpoint.base} | paths
-        where = [part for name, path in wanted.items() for part in (f"--{name}", path)]
+        path_of_flag = {
+            "data": rows,
+            "out": tmp_path / "run",
+            "model": tiny_checkpoint.base,
+        } | paths
+        where = [part for name, path in path_of_flag.items() for part in (f"--{name}", path)]
         return pasta("train", "sft", *where, "--config", file, *FLAGS, *flags)
 
     return run
@@ -43,8 +47,8 @@ def train(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, rows: Path, tmp_path: P
 def test_an_adapter_says_how_it_was_trained_and_one_that_goes_on_from_it_says_the_same(
     train: Pasta, tmp_path: Path
 ) -> None:
-    told = {"scheme": "reserve", "topic": "none"}
-    assert train("--join", "text", "--join", "kv", settings=told).status == 0
+    trained_as = {"scheme": "reserve", "topic": "none"}
+    assert train("--join", "text", "--join", "kv", settings=trained_as).status == 0
     for number, start in enumerate(("run", "run/checkpoint-1")):
         out = tmp_path / f"next-{number}"
         assert train("--max-steps", "1", start=tmp_path / start, out=out).status == 0
@@ -64,37 +68,40 @@ def test_without_a_model_the_base_is_that_of_the_adapter(
 ) -> None:
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
     flags = command.format(rows, "qwen2.5-coder-1.5b").split()
-    found = pasta("train", *flags, "--out", tmp_path / "run")
-    assert found.complaint[1].startswith("pasta: the model qwen2.5-coder-1.5b is not in ")
+    outcome = pasta("train", *flags, "--out", tmp_path / "run")
+    assert outcome.complaint[1].startswith("pasta: the model qwen2.5-coder-1.5b is not in ")
 
 
 def test_a_runs_own_settings_begin_another_and_the_command_line_stands_above_them(
     pasta: Pasta, train: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     assert train("--seed", "3", "--epochs", "4").status == 0
-    config, out = tmp_path / "run" / "config.json", tmp_path / "again"
+    config = tmp_path / "run" / "config.json"
+    out = tmp_path / "again"
     where = ["--config", config, "--out", out, "--model", tiny_checkpoint.base]
     assert pasta("train", "sft", *where, "--epochs", "3").status == 0
-    ours, theirs = (json.loads((one / "config.json").read_text()) for one in (out, config.parent))
+    ours, theirs = (
+        json.loads((folder / "config.json").read_text()) for folder in (out, config.parent)
+    )
     assert ours == theirs | {"epochs": 3}
 
 
 def test_a_run_tells_how_far_it_is_what_it_came_to_and_where_its_adapter_is(
     train: Pasta, rows: Path, tmp_path: Path
 ) -> None:
-    found = train("--eval-data", str(rows))
-    assert found.out.splitlines()[-1] == str(tmp_path / "run" / "adapter")
+    outcome = train("--eval-data", str(rows))
+    assert outcome.out.splitlines()[-1] == str(tmp_path / "run" / "adapter")
     assert (tmp_path / "run" / "adapter" / "pasta.json").is_file()
-    for said in (
+    for pattern in (
         r"\d+ tokens in 2 packs, \d\d held out\n",
         "1 of 1 held-out prompts are trained on as well",
         r"step 2/2, loss \d\.\d{3}, \d+ tokens/s, 0:00:00 left\n",
         r"step 2/2, eval_loss \d\.\d{3}, ",
         r"finished: 2 steps, \d+ tokens, \d+ s, text_loss \d\..* eval_text_loss",
     ):
-        assert re.search(said, found.err), said
+        assert re.search(pattern, outcome.err), pattern
     again = train("--eval-data", str(rows))
-    assert again.out == found.out
+    assert again.out == outcome.out
     assert "this run is finished: 2 steps, " in again.err
 
 
@@ -102,10 +109,10 @@ def test_a_run_tells_how_far_it_is_what_it_came_to_and_where_its_adapter_is(
 def test_a_path_that_does_not_work_is_named_and_no_run_is_begun(
     name: str, train: Pasta, rows: Path, tmp_path: Path
 ) -> None:
-    found = train(**{name: rows / "inside"})
-    assert found.status == 2
-    assert "pasta: " in found.err
-    assert str(rows / "inside") in found.err
+    outcome = train(**{name: rows / "inside"})
+    assert outcome.status == 2
+    assert "pasta: " in outcome.err
+    assert str(rows / "inside") in outcome.err
     assert list(tmp_path.iterdir()) == [rows]
 
 
@@ -125,9 +132,9 @@ def test_a_full_disk_ends_training_with_an_error_and_the_run_can_go_on(
 ) -> None:
     out = tmp_path / "run"
     with full_disk(100_000):  # the adapter fits, and the optimiser's state does not
-        found = train()
-    assert found.status == 2
-    assert f"pasta: cannot write the run in {out}: " in found.err
-    assert found.err.endswith("the same command goes on from the last checkpoint.\n")
+        outcome = train()
+    assert outcome.status == 2
+    assert f"pasta: cannot write the run in {out}: " in outcome.err
+    assert outcome.err.endswith("the same command goes on from the last checkpoint.\n")
     assert not (out / "adapter").exists()
     assert train().status == 0

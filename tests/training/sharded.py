@@ -28,17 +28,17 @@ def main(base: Path) -> None:
     control = loaded.checkpoint.control
     ids = torch.tensor([[*sorted(control.ids), 1, 2, 3]])
     alone = add_lora(loaded.model, control, SftConfig(lora_rank=4))
-    expected = steps(alone, ids)
+    expected_losses = steps(alone, ids)
     model = load_base(BaseAlone(base)).model
     recompute_activations(model)
     sharded = add_lora(model, control, SftConfig(lora_rank=4))
     shard_tied_together(sharded)
     sharded = prepared(sharded)
-    found = steps(sharded, ids)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    sharded_losses = steps(sharded, ids)
+    torch.testing.assert_close(sharded_losses, expected_losses, atol=1e-5, rtol=1e-5)
     # As Accelerator.get_state_dict does.
-    whole = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, cpu_offload=True)
-    weights: dict[str, Any] = get_model_state_dict(sharded, options=whole)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, cpu_offload=True)
+    weights: dict[str, Any] = get_model_state_dict(sharded, options=options)
     if get_rank() == 0:
         save(replace(loaded, model=sharded), base.with_name("sharded"), weights=weights)
         save(replace(loaded, model=alone), base.with_name("alone"))
@@ -47,7 +47,7 @@ def main(base: Path) -> None:
 
 def steps(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Return the losses of five steps; both processes see the same, so nothing is averaged away."""
-    trained = [one for one in model.parameters() if one.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(trained, lr=1e-2)
     losses = []
     for _ in range(5):

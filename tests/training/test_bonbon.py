@@ -52,8 +52,8 @@ def test_two_candidates_by_hand() -> None:
     [(2, 0.5, 1.0), (4, 1 / 11, 5.5), (8, 0.0275482094, 18.15), (10, 0.01964, 25.46)],
 )
 def test_beta_is_that_of_the_paper(candidates: int, expected_beta: float, gap: float) -> None:
-    found = target_gap(candidates)
-    assert (1 / (2 * found), found) == pytest.approx((expected_beta, gap), rel=1e-3)
+    target = target_gap(candidates)
+    assert (1 / (2 * target), target) == pytest.approx((expected_beta, gap), rel=1e-3)
 
 
 def decoded_log_probability(segments: Sequence[Segment]) -> float:
@@ -82,5 +82,5 @@ def test_a_sequences_log_probability_is_the_sum_over_its_teacher_forced_threads(
     segments: list[Segment],
 ) -> None:
     pair = Example((layout(WORST), layout(segments)), candidates=2)
-    (found,) = with_references(tiny_llama(), [pair], bf16=False)
-    assert found.reference[1] == pytest.approx(decoded_log_probability(segments), abs=1e-3)
+    (scored,) = with_references(tiny_llama(), [pair], bf16=False)
+    assert scored.reference[1] == pytest.approx(decoded_log_probability(segments), abs=1e-3)

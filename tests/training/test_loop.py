@@ -28,11 +28,11 @@ HELD_OUT = ROWS[2:]
 def test_looking_on_changes_nothing_and_tells_files_and_trackers(
     tiny_checkpoint: TinyCheckpoint, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: dict[int, set[str]] = {}
+    tracked_names: dict[int, set[str]] = {}
 
     class Tracker(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-            told.setdefault(state.global_step, set()).update(kwargs["logs"])
+            tracked_names.setdefault(state.global_step, set()).update(kwargs["logs"])
 
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "tensorboard", Tracker)
     config = replace(CONFIG, report_to=("tensorboard",))
@@ -40,8 +40,8 @@ def test_looking_on_changes_nothing_and_tells_files_and_trackers(
     lines = losses(tmp_path)
     assert [line for line in lines if "loss" in line] == losses(finished)
     assert files(tmp_path / "adapter") == files(finished / "adapter")
-    assert {"loss", "text_loss", "control_loss", "learning_rate"} <= told[5]
-    assert {"eval_loss", "eval_text_loss", "eval_control_loss"} <= told[5]
+    assert {"loss", "text_loss", "control_loss", "learning_rate"} <= tracked_names[5]
+    assert {"eval_loss", "eval_text_loss", "eval_control_loss"} <= tracked_names[5]
 
 
 def test_the_held_out_loss_is_the_mean_over_the_labels_of_the_rows(
@@ -97,7 +97,8 @@ def test_a_second_control_c_stops_at_once(tiny_checkpoint: TinyCheckpoint, tmp_p
 def test_a_loss_that_is_no_number_stops_the_run_at_its_step_and_names_the_last_good_state(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    out, base = tmp_path / "run", tiny_checkpoint.base
+    out = tmp_path / "run"
+    base = tiny_checkpoint.base
     with pytest.raises(PastaError) as caught, behind_step(6, spoil):
         train(base, out)
     good = out / "checkpoint-5"

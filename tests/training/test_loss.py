@@ -20,7 +20,8 @@ from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, answers
 from tests.tiny import tiny_llama
 
 CONTROL = 2
-HALF, QUARTER = log(2), 2 * log(2)
+HALF = log(2)
+QUARTER = 2 * log(2)
 
 
 def example(*labels: int) -> Example:
@@ -34,9 +35,9 @@ def logprobs(*costs: float) -> list[Tensor]:
 
 
 def test_the_loss_is_the_summed_cross_entropy() -> None:
-    one = example(0, 0, CONTROL)
-    found, _ = label_loss(logprobs(HALF, QUARTER, HALF), one, control_ids=[CONTROL])
-    assert float(found) == pytest.approx(HALF + QUARTER + HALF)
+    pack_example = example(0, 0, CONTROL)
+    loss, _ = label_loss(logprobs(HALF, QUARTER, HALF), pack_example, control_ids=[CONTROL])
+    assert float(loss) == pytest.approx(HALF + QUARTER + HALF)
 
 
 def test_text_and_control_tokens_are_read_apart_and_then_start_anew() -> None:
@@ -51,10 +52,10 @@ def test_text_and_control_tokens_are_read_apart_and_then_start_anew() -> None:
 
 def test_a_bfloat16_model_has_its_loss_computed_in_float32() -> None:
     layouts = example(11, 12).layouts
-    [found] = label_logprobs(tiny_llama().bfloat16(), layouts)
-    [expected] = label_logprobs(tiny_llama(), layouts)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, atol=0.1, rtol=0)
+    [logprobs_L] = label_logprobs(tiny_llama().bfloat16(), layouts)
+    [expected_L] = label_logprobs(tiny_llama(), layouts)
+    assert logprobs_L.dtype == torch.float32
+    torch.testing.assert_close(logprobs_L, expected_L, atol=0.1, rtol=0)
 
 
 def test_prompt_and_forced_tokens_carry_no_loss() -> None:
@@ -72,11 +73,11 @@ def test_prompt_and_forced_tokens_carry_no_loss() -> None:
 
 def alone(model: torch.nn.Module, layout: Layout) -> torch.Tensor:
     """The log-probabilities by a whole forward with its mask, and one label after the other."""
-    one = packed_batch([layout])
+    batch = packed_batch([layout])
     logits_TV = model(
-        input_ids=one.tokens_T[None],
-        position_ids=one.position_T[None],
-        attention_mask=visibility(one)[None, None],
+        input_ids=batch.tokens_T[None],
+        position_ids=batch.position_T[None],
+        attention_mask=visibility(batch)[None, None],
     ).logits[0]
     logprobs_TV = logits_TV.log_softmax(-1)
     pairs = [(n, label) for n, label in enumerate(layout.label) if label is not None]
@@ -88,6 +89,10 @@ def alone(model: torch.nn.Module, layout: Layout) -> torch.Tensor:
 def test_packing_changes_no_log_probability(responses: list) -> None:  # type: ignore[type-arg]
     model = tiny_llama()
     layouts = [lay_out((11,), r, SCHEME, async_close=CLOSE, end=END) for r in responses]
-    scored = [one for together in pack(layouts, 30) for one in label_logprobs(model, together)]
+    scored = [
+        logprobs_L
+        for layouts_of_pack in pack(layouts, 30)
+        for logprobs_L in label_logprobs(model, layouts_of_pack)
+    ]
     for layout, logprobs_L in zip(layouts, scored, strict=True):
         torch.testing.assert_close(logprobs_L, alone(model, layout), atol=1e-4, rtol=0)

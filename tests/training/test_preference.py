@@ -28,7 +28,7 @@ from tests.checkpoint import TinyCheckpoint, make_adapter, make_base, torch_deco
 from tests.golden.golden import talkative
 from tests.training.tiny_runs import files, losses
 
-PROMPTS = [question_of(one) for one in ("Why?", "How?", "What?")]
+PROMPTS = [question_of(question) for question in ("Why?", "How?", "What?")]
 WEIGHTS = "adapter_model.safetensors"
 
 
@@ -63,14 +63,14 @@ class World:
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """Return a list of the adapters that are decoded with from now on."""
-    found: list[str | None] = []
+    adapters: list[str | None] = []
 
     def noting(config: EngineConfig, cache: Path) -> LocalDecoder:
-        found.append(config.adapter)
+        adapters.append(config.adapter)
         return open_local(config, cache)
 
     monkeypatch.setattr(preference, "open_local", noting)
-    return found
+    return adapters
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 @pytest.fixture(scope="module")
-def whole(tiny: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(tiny: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the run folder of one round without a break."""
     out = tmp_path_factory.mktemp("run") / "out"
     tiny.train(out)
@@ -90,9 +90,9 @@ def whole(tiny: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sampled(tiny: World, whole: Path, tmp_path: Path) -> Path:
+def sampled(tiny: World, finished_run: Path, tmp_path: Path) -> Path:
     """Return the folder of a round that is sampled and measured, and not trained."""
-    share_samples(whole, tmp_path / "sampled", tiny.config)
+    share_samples(finished_run, tmp_path / "sampled", tiny.config)
     return tmp_path / "sampled"
 
 
@@ -100,30 +100,32 @@ def outcome(out: Path) -> dict[str, Any]:
     """What a round leaves, without the clock and the order in which answers ended."""
     folder = out / "round-1"
     names = ("parts", "scores", "pairs")
-    found: dict[str, Any] = {name: read_lines(folder / f"{name}.jsonl") for name in names}
+    results: dict[str, Any] = {name: read_lines(folder / f"{name}.jsonl") for name in names}
     for name in ("baseline", "round-1/samples"):
         lines = read_lines(out / f"{name}.jsonl")
-        found[name] = sorted(lines, key=lambda s: (s["prompt"], s["number"]))
-    found["summary"] = json.loads((folder / "summary.json").read_text())
-    return found | {"metrics": losses(folder / "train"), "adapter": files(out / "adapter")}
+        results[name] = sorted(lines, key=lambda s: (s["prompt"], s["number"]))
+    results["summary"] = json.loads((folder / "summary.json").read_text())
+    return results | {"metrics": losses(folder / "train"), "adapter": files(out / "adapter")}
 
 
-def test_a_round_leaves_all_samples_scores_pairs_and_an_adapter(whole: Path, tiny: World) -> None:
-    found = outcome(whole)
-    samples = found["round-1/samples"]
-    assert len(samples) == len(found["parts"]) == len(found["scores"]) == 3 * 4
+def test_a_round_leaves_all_samples_scores_pairs_and_an_adapter(
+    finished_run: Path, tiny: World
+) -> None:
+    results = outcome(finished_run)
+    samples = results["round-1/samples"]
+    assert len(samples) == len(results["parts"]) == len(results["scores"]) == 3 * 4
     assert len({sample["seed"] for sample in samples}) == 3 * 4
     assert any(segment["kind"] == "ChunkRun" for s in samples for segment in s["segments"])
-    assert not any("<promise" in answer["annotated"] for answer in found["baseline"])
-    assert 2 <= len(found["pairs"]) <= 3
+    assert not any("<promise" in answer["annotated"] for answer in results["baseline"])
+    assert 2 <= len(results["pairs"]) <= 3
     before = files(tiny.checkpoint.adapter)
-    assert found["adapter"][WEIGHTS] != before[WEIGHTS]
-    assert found["adapter"]["pasta.json"] == before["pasta.json"]
+    assert results["adapter"][WEIGHTS] != before[WEIGHTS]
+    assert results["adapter"]["pasta.json"] == before["pasta.json"]
 
 
-def test_at_the_first_step_nothing_has_moved_away_from_the_reference(whole: Path) -> None:
+def test_at_the_first_step_nothing_has_moved_away_from_the_reference(finished_run: Path) -> None:
     """The gap is 0 there, exactly: reference and training compute the same forward."""
-    first = read_lines(whole / "round-1" / "train" / "metrics.jsonl")[0]
+    first = read_lines(finished_run / "round-1" / "train" / "metrics.jsonl")[0]
     assert (first["gap"], first["drift"]) == (0, 0)
     assert first["square"] == pytest.approx(first["target"] ** 2)
     expected = 0.005 * first["sft"] + 0.995 * first["square"]
@@ -151,7 +153,7 @@ def dying(function: Callable[..., Any], calls: int) -> Callable[..., Any]:
     return die
 
 
-PLACES = {
+MOMENTS = {
     "in the baseline's sampling": (sample_module, "append_line", 2),
     "in sampling": (sample_module, "append_line", 3 + 5),
     "in scoring": (score, "measure", 2),
@@ -162,14 +164,14 @@ PLACES = {
     "before the last copy": (preference, "copy_whole", 1),
 }
 QUICK = ["in sampling", "in training"]
-SLOW = [pytest.param(place, marks=pytest.mark.slow) for place in PLACES if place not in QUICK]
+SLOW = [pytest.param(moment, marks=pytest.mark.slow) for moment in MOMENTS if moment not in QUICK]
 
 
-@pytest.mark.parametrize("place", [*QUICK, *SLOW])
+@pytest.mark.parametrize("moment", [*QUICK, *SLOW])
 def test_a_round_killed_anywhere_goes_on_to_the_same_result(
-    place: str, tiny: World, whole: Path, tmp_path: Path
+    moment: str, tiny: World, finished_run: Path, tmp_path: Path
 ) -> None:
-    module, name, calls = PLACES[place]
+    module, name, calls = MOMENTS[moment]
     with pytest.MonkeyPatch.context() as context:
         context.setattr(module, name, dying(getattr(module, name), calls))
         with pytest.raises(KeyboardInterrupt):
@@ -180,32 +182,32 @@ def test_a_round_killed_anywhere_goes_on_to_the_same_result(
     with last.open("a") as torn:  # what a kill may leave
         torn.write('{"prompt": "')
     tiny.train(tmp_path)
-    assert outcome(tmp_path) == outcome(whole)
+    assert outcome(tmp_path) == outcome(finished_run)
 
 
 def test_a_finished_run_is_left_as_it_is_and_refuses_other_settings_and_prompts(
-    tiny: World, whole: Path, loaded: list[str | None]
+    tiny: World, finished_run: Path, loaded: list[str | None]
 ) -> None:
-    before = outcome(whole)
-    assert tiny.train(whole) == whole / "adapter"
+    before = outcome(finished_run)
+    assert tiny.train(finished_run) == finished_run / "adapter"
     with pytest.raises(PastaError, match="other settings"):
-        tiny.train(whole, replace(tiny.config, alpha=0.5))
+        tiny.train(finished_run, replace(tiny.config, alpha=0.5))
     with pytest.raises(PastaError, match="the prompts are not those") as caught:
-        tiny.train(whole, prompts=[question_of("Else?")])
+        tiny.train(finished_run, prompts=[question_of("Else?")])
     assert caught.value.hint == "Choose another --out, or restore the files of --prompts."
-    assert outcome(whole) == before
+    assert outcome(finished_run) == before
     assert not loaded
 
 
 def test_another_lambda_takes_over_samples_and_what_was_measured(
-    tiny: World, whole: Path, sampled: Path, loaded: list[str | None]
+    tiny: World, finished_run: Path, sampled: Path, loaded: list[str | None]
 ) -> None:
     """Here by rejection sampling, which finetunes on the best answers alone."""
-    source = whole / "round-1" / "samples.jsonl"
+    source = finished_run / "round-1" / "samples.jsonl"
     assert (sampled / "round-1" / "samples.jsonl").read_bytes() == source.read_bytes()
     tiny.train(sampled, replace(tiny.config, lambda_=None, objective="rejection"))
     assert not loaded
-    ours, theirs = (read_lines(out / "round-1" / "scores.jsonl") for out in (sampled, whole))
+    ours, theirs = (read_lines(out / "round-1" / "scores.jsonl") for out in (sampled, finished_run))
     assert ours != theirs
     first = losses(sampled / "round-1" / "train")[0]
     assert first["sft"] == pytest.approx(first["loss"])
@@ -213,22 +215,22 @@ def test_another_lambda_takes_over_samples_and_what_was_measured(
 
 
 def test_samples_are_shared_whole_and_only_between_runs_that_would_make_the_same(
-    tiny: World, whole: Path, tmp_path: Path
+    tiny: World, finished_run: Path, tmp_path: Path
 ) -> None:
     other = replace(tiny.config, seed=1, max_tokens=90, learning_rate=1.0)
     with pytest.raises(PastaError) as caught:
-        share_samples(whole, tmp_path / "out", other)
+        share_samples(finished_run, tmp_path / "out", other)
     assert str(caught.value) == (
-        f"{whole} was begun with other settings: seed (0 -> 1), max_tokens (40 -> 90)"
+        f"{finished_run} was begun with other settings: seed (0 -> 1), max_tokens (40 -> 90)"
     )
     with pytest.raises(PastaError, match=r"^cannot read .*config\.json"):
         share_samples(tmp_path / "nothing", tmp_path / "out", tiny.config)
     assert not (tmp_path / "out").exists()
     write_settings(tmp_path / "another", replace(tiny.config, seed=7))
     with pytest.raises(PastaError, match=r"was begun with other settings: seed \(7 -> 0\)"):
-        share_samples(whole, tmp_path / "another", tiny.config)
+        share_samples(finished_run, tmp_path / "another", tiny.config)
     assert [path.name for path in (tmp_path / "another").iterdir()] == ["config.json"]
-    source = Path(shutil.copytree(whole, tmp_path / "source"))
+    source = Path(shutil.copytree(finished_run, tmp_path / "source"))
     samples = source / "round-1" / "samples.jsonl"
     lines = samples.read_bytes()
     samples.write_bytes(lines + '{"prompt": "é'.encode()[:-1])
@@ -289,7 +291,8 @@ def test_adapters_that_do_not_fit_and_idle_gpus_are_refused_before_the_work(
 def test_quality_is_what_the_baseline_would_write_and_no_repetition(tiny: World) -> None:
     source = tiny.checkpoint.source
     rated = score.likelihood_rate(source, dtype="float32")("Why?", ["", "abc", "a b c d " * 6])
-    decoder, loaded = torch_decoder(source.weights, source.adapter), load_model(source)
+    decoder = torch_decoder(source.weights, source.adapter)
+    loaded = load_model(source)
     prompt = decoder.prompt_ids("Why?", 10)
     ids = [*prompt, *decoder.encoder.encode_text("abc")]
     with torch.no_grad():

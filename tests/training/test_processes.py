@@ -102,9 +102,9 @@ def adapter_of(out: Path) -> dict[str, torch.Tensor]:
 def launched(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Launched:
     """Return what two processes said, and the folder that holds their run. Shared: copy it."""
     folder = tmp_path_factory.mktemp("launched")
-    found = launch(folder, tiny_checkpoint.base, CONFIG)
-    assert found.returncode == 0, found.stderr
-    return found, folder
+    process = launch(folder, tiny_checkpoint.base, CONFIG)
+    assert process.returncode == 0, process.stderr
+    return process, folder
 
 
 @pytest.mark.slow
@@ -114,7 +114,8 @@ def test_two_processes_give_the_curve_and_the_adapter_of_one(
     """The rows make three packs, and two processes do not share those that are held out evenly."""
     alone = tmp_path / "alone"
     train(tiny_checkpoint.base, alone, CONFIG, held_out=ROWS)
-    found, together = launched[0], launched[1] / "run"
+    process = launched[0]
+    together = launched[1] / "run"
     assert len(curve(alone)) == 4 + 2  # every fifth step and the last one, and held-out rows
     for ours, theirs in zip(curve(alone), curve(together), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
@@ -122,8 +123,8 @@ def test_two_processes_give_the_curve_and_the_adapter_of_one(
     # Two worked, one wrote and spoke.
     (last, *_) = sorted(together.glob("checkpoint-*"), reverse=True)
     assert {path.name for path in last.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
-    assert found.stdout.splitlines().count("run/adapter") == 1
-    assert found.stderr.count("finished: ") == 1
+    assert process.stdout.splitlines().count("run/adapter") == 1
+    assert process.stderr.count("finished: ") == 1
     steps = [line["step"] for line in read_lines(together / "metrics.jsonl")]
     assert steps == sorted(steps)
 
@@ -154,9 +155,9 @@ def test_pairs_that_do_not_divide_over_the_processes_are_refused(
 def test_one_of_several_processes_says_what_is_wrong_and_exits_with_2(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    found = launch(tmp_path, tiny_checkpoint.base, replace(CONFIG, packs_per_step=3))
-    assert found.stderr.count("pasta: packs_per_step is 3, no multiple of the 2 processes\n") == 1
-    assert "exitcode  : 2 " in found.stderr
+    process = launch(tmp_path, tiny_checkpoint.base, replace(CONFIG, packs_per_step=3))
+    assert process.stderr.count("pasta: packs_per_step is 3, no multiple of the 2 processes\n") == 1
+    assert "exitcode  : 2 " in process.stderr
 
 
 @pytest.mark.slow
@@ -166,23 +167,24 @@ def test_two_processes_sample_score_and_train_in_stage_2_what_one_does(
     """They share three prompts and three pairs, so that the last step has a place to fill."""
     base = talkative(make_base(tmp_path / "base"))
     checkpoint = TinyCheckpoint(base, make_adapter(base, tmp_path / "adapter"))
-    found = launch(tmp_path, base, replace(PREFERENCE, **adapters_of(checkpoint)))
-    assert (found.returncode, found.stdout) == (0, "run/adapter\n"), found.stderr
+    process = launch(tmp_path, base, replace(PREFERENCE, **adapters_of(checkpoint)))
+    assert (process.returncode, process.stdout) == (0, "run/adapter\n"), process.stderr
     monkeypatch.chdir(tmp_path)
     where = ["--config", "run.yaml", "--model", str(base), "--out", "alone"]
     assert main(["train", "preference", *where]) == 0
-    alone, together = Path("alone/round-1"), Path("run/round-1")
+    alone = Path("alone/round-1")
+    together = Path("run/round-1")
     samples = [
-        [one for path in out.glob("samples*.jsonl") for one in read_lines(path)]
+        [line for path in out.glob("samples*.jsonl") for line in read_lines(path)]
         for out in (alone, together)
     ]
-    ours, theirs = (sorted(some, key=itemgetter("prompt", "number")) for some in samples)
+    ours, theirs = (sorted(lines, key=itemgetter("prompt", "number")) for lines in samples)
     assert ours == theirs
     pairs, others = (read_lines(out / "pairs.jsonl") for out in (alone, together))
     assert (len(pairs), pairs) == (3, others)
-    for one, two in zip(losses(alone / "train"), losses(together / "train"), strict=True):
+    for ours, theirs in zip(losses(alone / "train"), losses(together / "train"), strict=True):
         names = ("loss", "sft", "gap", "drift", "accuracy")
-        assert [one[name] for name in names] == pytest.approx([two[n] for n in names], abs=1e-3)
+        assert [ours[name] for name in names] == pytest.approx([theirs[n] for n in names], abs=1e-3)
     weights = (adapter_of(out) for out in (alone, together))
     torch.testing.assert_close(*weights, atol=1e-2, rtol=2e-2)
 
@@ -193,13 +195,14 @@ def test_two_processes_go_on_from_a_checkpoint_of_their_own(
 ) -> None:
     """All steps after the checkpoint are forgotten, as a kill would do, and done again."""
     out = Path(shutil.copytree(launched[1] / "run", tmp_path / "run"))
-    whole, weights = curve(out), adapter_of(out)
+    whole_curve = curve(out)
+    weights = adapter_of(out)
     last = max(out.glob("checkpoint-*"), key=lambda folder: int(folder.name.split("-")[1]))
     (last / "trainer_state.json").write_text('{"global_step": ', encoding="utf-8")
     shutil.rmtree(out / "adapter")
-    found = launch(tmp_path, tiny_checkpoint.base, CONFIG)
-    assert found.returncode == 0, found.stderr
-    assert curve(out) == whole
+    process = launch(tmp_path, tiny_checkpoint.base, CONFIG)
+    assert process.returncode == 0, process.stderr
+    assert curve(out) == whole_curve
     torch.testing.assert_close(adapter_of(out), weights, atol=0, rtol=0)
 
 
@@ -226,13 +229,14 @@ def test_sharded_models_train_and_save_what_whole_ones_do(tmp_path: Path) -> Non
     bases = [make(tmp_path / shape / "base") for shape, make in HUB_SHAPES.items()]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*launcher, "--nproc-per-node", "2", str(WORKER), *map(str, bases)]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
     for base in bases:
         sharded, alone = (
             load_model(BaseWithAdapter(base, base.with_name(name))) for name in ("sharded", "alone")
         )
         ids = torch.arange(len(sharded.tokenizer))[None]
         with torch.inference_mode():
-            ours, theirs = sharded.model(ids).logits, alone.model(ids).logits
+            ours = sharded.model(ids).logits
+            theirs = alone.model(ids).logits
         torch.testing.assert_close(ours, theirs, atol=5e-2, rtol=1e-2)

@@ -27,11 +27,13 @@ exit "$status"
 def test_the_recipe_goes_from_a_base_to_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base, out = talkative(make_base(tmp_path / "base")), tmp_path / "out"
+    base = talkative(make_base(tmp_path / "base"))
+    out = tmp_path / "out"
     (tmp_path / "pasta").write_text(PASTA)
     (tmp_path / "pasta").chmod(0o755)
-    asked, status = tmp_path / "asked", tmp_path / "status"
-    os.mkfifo(asked)
+    commands = tmp_path / "commands"
+    status = tmp_path / "status"
+    os.mkfifo(commands)
     os.mkfifo(status)
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
@@ -44,7 +46,7 @@ def test_the_recipe_goes_from_a_base_to_a_report(
         start_new_session=True,
     ) as process:
         try:
-            while not (words := asked.read_text().splitlines())[0].startswith("ended"):
+            while not (words := commands.read_text().splitlines())[0].startswith("ended"):
                 status.write_text(f"{main(words)}\n")
         finally:  # where a command raised, it waits for its status
             os.killpg(process.pid, signal.SIGKILL)

@@ -30,14 +30,12 @@ from tests.training.tiny_runs import losses
 
 def with_lora(base: Path, folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights of a base model with the LoRA of a folder, as vLLM reads it."""
-    weights, tensors = (
-        dict(load_base(BaseAlone(base)).model.state_dict()),
-        load_file(folder / WEIGHTS),
-    )
-    for name, one in tensors.items():
+    weights = dict(load_base(BaseAlone(base)).model.state_dict())
+    tensors = load_file(folder / WEIGHTS)
+    for name, tensor in tensors.items():
         layer, _, part = name.removeprefix("base_model.model.").partition(".lora_")
         if part.rpartition("embedding_")[2].startswith("A"):
-            added = tensors[name.replace("_A", "_B")].float() @ one.float()
+            added = tensors[name.replace("_A", "_B")].float() @ tensor.float()
             added = added.T if part == "embedding_A" else added
             weights[f"{layer}.weight"] = weights[f"{layer}.weight"] + added
     return weights
@@ -53,7 +51,8 @@ def run(tmp_path: Path) -> Iterator[tuple[PreferenceRun, Fake]]:
     merged = load_model(BaseWithAdapter(base, adapter)).model
 
     def adapted(folder: Path) -> Script:
-        ours, theirs = with_lora(base, folder), merged.state_dict()
+        ours = with_lora(base, folder)
+        theirs = merged.state_dict()
         for name in theirs:  # what is sent is rounded to bfloat16
             torch.testing.assert_close(ours[name], theirs[name], atol=1e-3, rtol=1e-2)
         return by_model(merged)
@@ -73,19 +72,21 @@ def test_greedy_samples_of_a_server_are_in_all_those_of_an_engine_here(
         replace(run[0], config=config).train(PROMPTS)
     decoder = torch_decoder(run[0].base, Path(config.policy), join=Joining.text)
     settings: Any = {"name": "round-1", "count": 2, "rules": config.rules, "config": config}
-    here, there = tmp_path / "here.jsonl", tmp_path / "run" / "round-1" / "samples.jsonl"
+    here = tmp_path / "here.jsonl"
+    there = tmp_path / "run" / "round-1" / "samples.jsonl"
     sample_answers(lambda: nullcontext(decoder), PROMPTS, here, **settings)
-    both = (sorted(read_lines(one), key=itemgetter("prompt", "number")) for one in (here, there))
+    both = (sorted(read_lines(path), key=itemgetter("prompt", "number")) for path in (here, there))
     ours, theirs = both
     assert ours == theirs
-    assert any(segment["kind"] == "ChunkRun" for one in ours for segment in one["segments"])
+    assert any(segment["kind"] == "ChunkRun" for sample in ours for segment in sample["segments"])
 
 
 def test_a_round_trains_what_a_server_sampled_with_the_adapter_that_it_held(
     run: tuple[PreferenceRun, Fake],
 ) -> None:
     training, fake = run
-    adapter, calls = training.train(PROMPTS), fake.calls
+    adapter = training.train(PROMPTS)
+    calls = fake.calls
     first = losses(training.out / "round-1" / "train")[0]
     assert (first["gap"], first["drift"], read_checkpoint(adapter).joins) == (
         0,
@@ -105,7 +106,7 @@ def test_a_server_that_loads_no_adapters_is_refused_before_anything_is_computed(
     run[1].adapted = None
     with pytest.raises(PastaError) as caught:
         run[0].train(PROMPTS)
-    said = f'{run[1].url} loads no adapters, or not this one: {{"detail":"Not Found"}}'
+    message = f'{run[1].url} loads no adapters, or not this one: {{"detail":"Not Found"}}'
     start = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve BASE --enable-lora"
-    assert (str(caught.value), caught.value.hint) == (said, f"{start} --max-lora-rank 14")
+    assert (str(caught.value), caught.value.hint) == (message, f"{start} --max-lora-rank 14")
     assert not run[1].bodies

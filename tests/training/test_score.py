@@ -10,9 +10,9 @@ import pytest
 
 from pasta_decoding.answer.text import tree_of
 from pasta_decoding.data.rows import question_of
-from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Segment
+from pasta_decoding.lang.layout import ChunkRun, MainRun, PromiseRun, Segment, SyncRun
 from pasta_decoding.lang.tree import read, strip, text_form
-from pasta_decoding.training.sample import Sample
+from pasta_decoding.training.sample import Sample, decode_sample, encode_sample
 from pasta_decoding.training.score import (
     QUALITY_SPREAD,
     PreferencePair,
@@ -58,14 +58,14 @@ def sample(number: int, bodies: list[list[int]], *, prompt: str = "p", steps: in
 def part(number: int, tokens: int, steps: int, **changes: Any) -> ScoreParts:
     plain: dict[str, Any] = {"prompt": "p", "new_tokens": tokens, "quality": 0.0}
     plain |= {"plain_tokens": tokens, "critical_path": steps, "finished": True, "sound": True}
-    one = ScoreParts(number=number, **plain | changes)
-    return replace(one, sound=one.sound and one.finished)
+    scored = ScoreParts(number=number, **plain | changes)
+    return replace(scored, sound=scored.sound and scored.finished)
 
 
 def ranked(parts: list[ScoreParts], lambda_: float | None = 0.0, baseline: int = 100) -> list[int]:
     """Return the numbers of the answers, the best first."""
     scores = raw_scores(parts, {"p": baseline}, lambda_)
-    return [parts[place].number for place in scores.argsort()[::-1]]
+    return [parts[index].number for index in scores.argsort()[::-1]]
 
 
 def pairs_of(samples: list[Sample], parts: list[ScoreParts]) -> list[PreferencePair]:
@@ -74,7 +74,8 @@ def pairs_of(samples: list[Sample], parts: list[ScoreParts]) -> list[PreferenceP
     return choose_pairs(samples, parts, list(raw_scores(parts, dict.fromkeys(prompts, 100.0), 0)))
 
 
-SLOW, FAST = part(0, 100, 100, quality=-1.0), part(1, 100, 10, quality=-2.0)
+SLOW = part(0, 100, 100, quality=-1.0)
+FAST = part(1, 100, 10, quality=-2.0)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_ten_chunks_that_say_the_same_lose_to_one() -> None:
     other = [[20 + 2 * n, 21 + 2 * n, 50 + n] for n in range(10)]
     answers = [sample(0, [body] * 10), sample(1, [body]), sample(2, other)]
     parts = measure(ASKED, answers, flat)
-    assert [one.new_tokens for one in parts] == [20, 20, 30]
+    assert [score_part.new_tokens for score_part in parts] == [20, 20, 30]
     assert parts[0].quality == pytest.approx(-2.0 * 9 / 10)
     # The repeats' promises take steps of the main thread, about four each.
     parts[0] = replace(parts[0], critical_path=50 + 9 * 4)
@@ -107,8 +108,8 @@ def test_ten_chunks_that_say_the_same_lose_to_one() -> None:
 
 
 def test_repeated_runs_of_words_and_chunks_that_echo_the_main_text_are_no_text_either() -> None:
-    (one,) = measure(ASKED, [sample(0, [[20, 21, 22, 23] * 5])], flat)
-    assert one.new_tokens == round(20 * 4 / 17)
+    (echo,) = measure(ASKED, [sample(0, [[20, 21, 22, 23] * 5])], flat)
+    assert echo.new_tokens == round(20 * 4 / 17)
     answer = sample(0, [list(range(20, 30)), [40, 41, 42]])
     echoed = replace(answer, annotated=strip(read(answer.annotated))[:30] + answer.annotated)
     parts = measure(ASKED, [answer, echoed], flat)
@@ -129,21 +130,38 @@ def test_promises_get_the_lengths_that_their_chunks_came_to() -> None:
     promise, chunk = sample(0, [list(range(20, 60))]).segments
     assert isinstance(promise, PromiseRun)
     assert isinstance(chunk, ChunkRun)
-    cut, forced = replace(chunk, closed=False), replace(promise, forced=1)
-    one = replace(sample(0, []), segments=(promise, chunk, promise, cut, forced, chunk))
-    changed = one.with_true_lengths(control).segments
+    cut = replace(chunk, closed=False)
+    forced = replace(promise, forced=1)
+    original = replace(sample(0, []), segments=(promise, chunk, promise, cut, forced, chunk))
+    changed = original.with_true_lengths(control).segments
     true = control.bucket(40)
     assert true != promise.promised
     assert changed[0] == PromiseRun((*promise.ids[:-1], control.promise_close[true]), true)
     assert changed[1:] == (chunk, promise, cut, forced, chunk)
 
 
+def test_files_of_samples_keep_their_words_for_segments() -> None:
+    promise, chunk = sample(0, [[20, 21]]).segments
+    segments = (MainRun((20,)), promise, chunk, SyncRun(world.SYNC))
+    original = replace(sample(0, []), segments=segments)
+    line = encode_sample(original)
+    kinds = [segment["kind"] for segment in line["segments"]]
+    assert kinds == ["Run", "PromiseRun", "ChunkRun", "SyncRun"]
+    assert decode_sample(line) == original
+
+
 def test_what_a_limit_cut_is_the_worst_as_often_as_it_was_sampled() -> None:
-    samples, parts = [], []
+    samples = []
+    parts = []
     for prompt in (f"p{number}" for number in range(400)):
         samples += [replace(sample(n, [[20 + n]]), prompt=prompt) for n in range(4)]
-        cut = part(0, 100, 20, finished=False), part(1, 100, 60), part(2, 100, 50), part(3, 100, 55)
-        parts += [replace(one, prompt=prompt) for one in cut]
+        answers = (
+            part(0, 100, 20, finished=False),
+            part(1, 100, 60),
+            part(2, 100, 50),
+            part(3, 100, 55),
+        )
+        parts += [replace(answer, prompt=prompt) for answer in answers]
     pairs = pairs_of(samples, parts)
     assert {(pair.best, pair.worst, pair.candidates) for pair in pairs} == {(2, 0, 4), (2, 1, 3)}
     assert sum(pair.worst == 0 for pair in pairs) / 400 == pytest.approx(1 / 4, abs=0.05)
@@ -197,20 +215,21 @@ def test_length_control_takes_the_slope_over_length_out_of_the_scores() -> None:
         part(n, tokens, 50, new_tokens=50, quality=-math.log(tokens))
         for n, tokens in enumerate([80, 100, 125])
     ]
-    free = raw_scores(parts, {"p": 100}, None)
-    assert free[0] > free[2]
-    held = score_parts(parts, {"p": 100}, None)
-    assert held == pytest.approx([fmean(held)] * 3)
+    raw = raw_scores(parts, {"p": 100}, None)
+    assert raw[0] > raw[2]
+    controlled = score_parts(parts, {"p": 100}, None)
+    assert controlled == pytest.approx([fmean(controlled)] * 3)
     # Far shorter answers get no more of it than half as long ones.
     parts = [part(n, t, 50, quality=float(t)) for n, t in enumerate([2, 50, 100, 150, 200])]
-    free, held = raw_scores(parts, {"p": 100}, None), score_parts(parts, {"p": 100}, None)
-    assert held[0] - free[0] == pytest.approx(held[1] - free[1])
+    raw = raw_scores(parts, {"p": 100}, None)
+    controlled = score_parts(parts, {"p": 100}, None)
+    assert controlled[0] - raw[0] == pytest.approx(controlled[1] - raw[1])
 
 
 def test_the_baselines_tokens_are_the_median_of_its_finished_answers() -> None:
     def of(prompt: str, tokens: int, *, truncated: bool = False) -> Sample:
-        one = sample(0, [list(range(20, 20 + tokens))], prompt=prompt)
-        return replace(one, truncated=truncated)
+        answer = sample(0, [list(range(20, 20 + tokens))], prompt=prompt)
+        return replace(answer, truncated=truncated)
 
     answers = [of("a", 10), of("a", 20), of("a", 60, truncated=True), of("b", 50, truncated=True)]
     assert baseline_tokens(answers) == {"a": 15, "b": 15}

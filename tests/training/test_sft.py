@@ -67,7 +67,8 @@ def test_a_killed_run_goes_on_to_the_same_losses_and_the_same_adapter(
 def test_a_run_goes_on_with_its_own_settings_rows_and_base_model_only(
     tiny_checkpoint: TinyCheckpoint, finished: Path, tmp_path: Path
 ) -> None:
-    base, other = tiny_checkpoint.base, make_base(tmp_path / "other", seed=1)
+    base = tiny_checkpoint.base
+    other = make_base(tmp_path / "other", seed=1)
     out = Path(shutil.copytree(finished, tmp_path / "out"))
     rows = [*ROWS[:-1], replace(ROWS[-1], response="Goodbye.")]
     with pytest.raises(PastaError, match=r"settings: rows \(\w+ -> \w+\)"):
@@ -89,14 +90,15 @@ def test_a_run_goes_on_with_its_own_settings_rows_and_base_model_only(
 def test_all_weights_can_be_trained_and_what_is_saved_is_a_whole_model(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    whole = replace(CONFIG, lora_rank=0, learning_rate=3e-3, max_steps=2)
-    train(tiny_checkpoint.base, tmp_path, whole)
+    all_weights = replace(CONFIG, lora_rank=0, learning_rate=3e-3, max_steps=2)
+    train(tiny_checkpoint.base, tmp_path, all_weights)
     loaded = load_model(WholeModel(tmp_path / "adapter"))
     base = load_base(BaseAlone(tiny_checkpoint.base)).model
     assert loaded.checkpoint.base.name == BASE_NAME
     assert loaded.checkpoint.base.norms_sha256 != checkpoints.describe_base(base, "").norms_sha256
     assert (tmp_path / "adapter" / "tokenizer.json").is_file()
-    ours, theirs = loaded.model.state_dict(), base.state_dict()
+    ours = loaded.model.state_dict()
+    theirs = base.state_dict()
     assert all(not torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
@@ -105,19 +107,20 @@ def test_what_training_cannot_go_on_from_is_refused_before_there_is_a_run(
 ) -> None:
     base = tiny_checkpoint.base
     stranger = make_adapter(make_base(tmp_path / "other", seed=1), tmp_path / "stranger")
-    whole = Path(shutil.copytree(base, tmp_path / "whole"))
-    shutil.copy(tiny_checkpoint.adapter / "pasta.json", whole)
+    whole_model = Path(shutil.copytree(base, tmp_path / "whole_model"))
+    shutil.copy(tiny_checkpoint.adapter / "pasta.json", whole_model)
     moving = Path(shutil.copytree(base, tmp_path / "moving"))
     ropes = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     AutoConfig.from_pretrained(base, rope_parameters=ropes).save_pretrained(moving)
-    neox, kind = Path(shutil.copytree(base, tmp_path / "neox")), SHAPE | {"vocab_size": 280}
+    neox = Path(shutil.copytree(base, tmp_path / "neox"))
+    kind = SHAPE | {"vocab_size": 280}
     config = AutoConfig.for_model("gpt_neox", **kind)
     AutoModelForCausalLM.from_config(config).save_pretrained(neox)
     wrong: list[tuple[Path, dict[str, Any], str]] = [
         (base, {"start": stranger, "lora_rank": 2}, "was trained on .*norms_sha256"),
-        (base, {"start": whole, "lora_rank": 2}, "holds a whole model, not an adapter"),
+        (base, {"start": whole_model, "lora_rank": 2}, "holds a whole model, not an adapter"),
         (base, {"start": tiny_checkpoint.adapter, "lora_rank": 3}, "2: give --lora-rank 2$"),
-        (base, {"start": whole, "lora_rank": 0}, "no adapter to go on from"),
+        (base, {"start": whole_model, "lora_rank": 0}, "no adapter to go on from"),
         (base, {"scheme": "spiral"}, "^no position scheme 'spiral'; known are shared-max,"),
         (base, {"load_in_4bit": True}, "^load_in_4bit needs a GPU and bitsandbytes$"),
         (base, {"lora_targets": ("q_proj", "wrong")}, "^llama has no layers 'wrong' for LoRA$"),
@@ -156,8 +159,8 @@ def test_four_rows_are_enough_for_an_answer_with_more_than_one_token_a_step(
     answer = decoder.answer(decoder.request("2?", Rules(max_tokens=150), greedy))
     assert answer.annotated.count("<promise") == 2
     assert tokens_per_step(decoder.plain_tokens(answer.text), answer.critical_path) > 1
-    found = re.fullmatch(r"promises in 3 of 3, (\d\.\d) tokens a step", caplog.messages[-1])
-    assert found
-    assert float(found[1]) > 1
+    match = re.fullmatch(r"promises in 3 of 3, (\d\.\d) tokens a step", caplog.messages[-1])
+    assert match
+    assert float(match[1]) > 1
     failed = trial_line(load_base(BaseAlone(base)), [[Message("user", "")]])
     assert failed == "the adapter was not tried: the prompt is empty"

@@ -88,18 +88,23 @@ def test_without_topics_the_same_rows_teach_promises_that_are_closed_at_once() -
     layouts = compiled(ROWS, config)
     assert layouts == compiled(bare, config)
     tokens = [token for layout in layouts for token in layout.tokens]
-    behind = [tokens[place + 1] for place, id_ in enumerate(tokens) if id_ == TOKENS.promise_open]
-    assert behind == [TOKENS.promise_close[20]] * 6
+    following = [
+        tokens[index + 1] for index, id_ in enumerate(tokens) if id_ == TOKENS.promise_open
+    ]
+    assert following == [TOKENS.promise_close[20]] * 6
     assert len(compiled(bare)) == 1
 
 
 def test_earlier_turns_are_part_of_the_prompt_and_carry_no_loss() -> None:
     history = (Message("system", "Be brief."), Message("user", "Hi"), Message("assistant", "Ho."))
-    [alone], [behind] = compiled(ROWS[3:]), compiled([replace(ROWS[3], history=history)])
-    shown = TOKENIZER.decode(list(behind.tokens))
-    assert "<|im_start|>system\nBe brief.<|im_end|>" in shown
-    assert shown.index("Ho.<|im_end|>") < shown.index("Hello?")
-    labels = [[label for label in one.label if label is not None] for one in (alone, behind)]
+    [alone] = compiled(ROWS[3:])
+    [with_history] = compiled([replace(ROWS[3], history=history)])
+    text = TOKENIZER.decode(list(with_history.tokens))
+    assert "<|im_start|>system\nBe brief.<|im_end|>" in text
+    assert text.index("Ho.<|im_end|>") < text.index("Hello?")
+    labels = [
+        [label for label in layout.label if label is not None] for layout in (alone, with_history)
+    ]
     assert labels[0] == labels[1]
 
 
@@ -162,15 +167,16 @@ def laid_out(max_tokens: int, *joinings: Joining) -> list[Layout]:
 
 
 def test_an_answer_is_taught_whole_or_not_at_all() -> None:
-    [whole] = laid_out(14)
-    assert whole.label[-1] == END
+    [layout] = laid_out(14)
+    assert layout.label[-1] == END
     with pytest.raises(PastaError, match=r"^longer than 11 tokens$"):
         laid_out(11)
 
 
 def test_rows_of_the_text_join_are_added_where_they_differ() -> None:
     """The answer has one sync. Up to there, its first row and the `kv` layout are the same."""
-    [kv], [first, second] = laid_out(99), laid_out(99, Joining.text)
+    [kv] = laid_out(99)
+    [first, second] = laid_out(99, Joining.text)
     assert laid_out(99, Joining.text, Joining.kv) == [kv, second]
     assert kv.tokens[: len(first.tokens)] == first.tokens
     both = [label for label in (*first.label, *second.label) if label is not None]
@@ -203,17 +209,22 @@ def test_packs_of_all_epochs_are_fixed_in_advance_and_each_epoch_shows_every_row
     packs = plan_packs(layouts, all_epochs)
     assert packs == plan_packs(layouts, all_epochs)
     assert packs[:20] == plan_packs(layouts, CONFIG)
-    shown = [layout for layouts_of_pack in packs for layout in layouts_of_pack]
+    in_order = [layout for layouts_of_pack in packs for layout in layouts_of_pack]
     for epoch in range(20):
-        assert sorted(map(id, shown[4 * epoch : 4 * epoch + 4])) == sorted(map(id, layouts))
+        assert sorted(map(id, in_order[4 * epoch : 4 * epoch + 4])) == sorted(map(id, layouts))
 
 
 def test_packs_are_shared_out_evenly_and_what_fills_the_last_turn_teaches_nothing() -> None:
     packs = plan_packs(compiled(ROWS), CONFIG)[:19]
-    alone, shared = shared_out(packs, 4, 1), shared_out(packs, 4, 4)
-    assert [one.layouts for one in alone] == [one.layouts for one in shared[:19]] == packs
+    alone = shared_out(packs, 4, 1)
+    shared = shared_out(packs, 4, 4)
+    assert (
+        [example.layouts for example in alone]
+        == [example.layouts for example in shared[:19]]
+        == packs
+    )
     assert (len(shared), shared[-1].scale) == (20, 0)
-    assert alone[0].scale == pytest.approx(4 / sum(len(one.labels) for one in alone[:4]))
+    assert alone[0].scale == pytest.approx(4 / sum(len(example.labels) for example in alone[:4]))
 
 
 # Tensors
@@ -225,15 +236,15 @@ SECOND = lay_out((92,), [MainRun((13, 14))], SCHEME, async_close=CLOSE, end=None
 
 
 def test_a_pack_and_its_labels_by_hand() -> None:
-    found = packed_batch([FIRST, SECOND])
+    batch = packed_batch([FIRST, SECOND])
     answer = [90, 91, 11, OPEN, 99, 32, 100, P20, ASYNC, 101, 102, SYNC, 12]
-    assert found.tokens_T.tolist() == [*answer, 92, 13, 14]
+    assert batch.tokens_T.tolist() == [*answer, 92, 13, 14]
     # The chunk starts where the main thread goes on; the sync follows the chunk's last token.
-    assert found.position_T.tolist() == [*range(8), 8, 9, 10, 11, 12, 0, 1, 2]
-    assert found.document_T.tolist() == [0] * 13 + [1] * 3
-    assert found.thread_T.tolist() == [0] * 8 + [1] * 3 + [0] * 5
-    assert found.visible_until_T.tolist() == [*range(8), 7, 7, 7, 8, 9, 0, 1, 2]
-    assert found.visible_from_T.tolist() == [*range(8), 8, 8, 8, 8, 9, 0, 1, 2]
-    pairs = dict(zip(found.source_L.tolist(), found.label_L.tolist(), strict=True))
+    assert batch.position_T.tolist() == [*range(8), 8, 9, 10, 11, 12, 0, 1, 2]
+    assert batch.document_T.tolist() == [0] * 13 + [1] * 3
+    assert batch.thread_T.tolist() == [0] * 8 + [1] * 3 + [0] * 5
+    assert batch.visible_until_T.tolist() == [*range(8), 7, 7, 7, 8, 9, 0, 1, 2]
+    assert batch.visible_from_T.tolist() == [*range(8), 8, 8, 8, 8, 9, 0, 1, 2]
+    pairs = dict(zip(batch.source_L.tolist(), batch.label_L.tolist(), strict=True))
     main = {1: 11, 2: OPEN, 3: 99, 4: 32, 5: 100, 6: P20, 7: SYNC, 11: 12, 12: END}
     assert pairs == main | {8: 101, 9: 102, 10: CLOSE} | {13: 13, 14: 14}

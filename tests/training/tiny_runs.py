@@ -44,9 +44,9 @@ ROWS = [
 
 
 def train(
-    base: Path, out: Path, config: SftConfig = CONFIG, rows: Sequence[Row] = ROWS, **more: Any
+    base: Path, out: Path, config: SftConfig = CONFIG, rows: Sequence[Row] = ROWS, **settings: Any
 ) -> Path:
-    return train_sft(config, rows, base=base, out=out, **more)
+    return train_sft(config, rows, base=base, out=out, **settings)
 
 
 def losses(out: Path) -> list[dict[str, Any]]:
@@ -62,15 +62,16 @@ def files(folder: Path) -> dict[str, bytes]:
 @contextmanager
 def behind_step(number: int, act: Callable[[torch.optim.AdamW], None]) -> Iterator[None]:
     """Let something happen behind the optimiser's step of that number."""
-    step, steps = torch.optim.AdamW.step, 0
+    step = torch.optim.AdamW.step
+    steps = 0
 
     def acting(self: torch.optim.AdamW, *arguments: Any) -> Any:
         nonlocal steps
-        found = step(self, *arguments)
+        loss = step(self, *arguments)
         steps += 1
         if steps == number:
             act(self)
-        return found
+        return loss
 
     with pytest.MonkeyPatch.context() as context:
         context.setattr(torch.optim.AdamW, "step", acting)
