@@ -11,7 +11,14 @@ import torch
 
 from pasta_decoding.answer.constraints import NO_IDS, Constraint
 from pasta_decoding.answer.guided import GuidedParams, GuideKind
-from pasta_decoding.vllm.batch import UNKNOWN, GuidedRows, GuidedSlots, ServedModel, restrict
+from pasta_decoding.vllm.batch import (
+    UNKNOWN,
+    GuidedRows,
+    GuidedSlots,
+    RowRestriction,
+    ServedModel,
+    restrict,
+)
 from tests.answer.play import ID, SIZE, VOCABULARY
 from tests.law.world import CLOSE, CONTROL, END, ENDS, OPEN, P20, P50, SYNC
 from tests.vllm.tokens import Direction, Tokenizer, change, params
@@ -27,58 +34,58 @@ CLOSES = {P20, P50}
 ANYTHING = set(range(SIZE))
 
 
-def open_ids(places: GuidedRows, rows: int) -> list[set[int]]:
+def open_ids(batch: GuidedRows, rows: int) -> list[set[int]]:
     """What each row may write."""
-    logits_RV = places.apply(torch.zeros(rows, SIZE))
+    logits_RV = batch.apply(torch.zeros(rows, SIZE))
     return [set(torch.isfinite(row).nonzero()[:, 0].tolist()) for row in logits_RV]
 
 
 def filled(*guides: GuidedParams | None) -> tuple[GuidedRows, list[list[int]]]:
     """A batch of new requests, and their outputs, which grow as vLLM's do."""
-    places, outputs = GuidedRows(SERVED), [list[int]() for _ in guides]
+    batch, outputs = GuidedRows(SERVED), [list[int]() for _ in guides]
     added = [(row, params(guide), None, outputs[row]) for row, guide in enumerate(guides)]
-    places.update(change(added=added))
-    return places, outputs
+    batch.update(change(added=added))
+    return batch, outputs
 
 
 def test_each_row_follows_what_was_written_without_any_change_and_others_are_left_alone() -> None:
-    places, outputs = filled(MAIN, CHUNK, None)
-    assert open_ids(places, 3) == [TEXT | {OPEN}, CHUNK_START, ANYTHING]
+    batch, outputs = filled(MAIN, CHUNK, None)
+    assert open_ids(batch, 3) == [TEXT | {OPEN}, CHUNK_START, ANYTHING]
     outputs[0] += [A, OPEN]
     outputs[1] += [B]
-    places.update(None)
-    main, chunk = open_ids(places, 2)
+    batch.update(None)
+    main, chunk = open_ids(batch, 2)
     assert main < TEXT
     assert not main & CLOSES, "a topic has a token"
     assert chunk == TEXT | {CLOSE}
     outputs[0] += [B, P20]
-    places.update(None)
-    assert open_ids(places, 2)[0] == TEXT | {OPEN, SYNC}
+    batch.update(None)
+    assert open_ids(batch, 2)[0] == TEXT | {OPEN, SYNC}
     outputs[0] += [OPEN, B, P50]
-    assert open_ids(places, 2)[0] == TEXT | {SYNC}, "promises run out"
+    assert open_ids(batch, 2)[0] == TEXT | {SYNC}, "promises run out"
 
 
 def test_eagerness_is_added_to_the_logit_of_a_promise() -> None:
-    places, _ = filled(replace(MAIN, eagerness=3.0))
-    assert places.apply(torch.zeros(1, SIZE))[0, OPEN] == 3
+    batch, _ = filled(replace(MAIN, eagerness=3.0))
+    assert batch.apply(torch.zeros(1, SIZE))[0, OPEN] == 3
 
 
 @pytest.mark.parametrize("instead", [[], [B], [B, A]])
 def test_tokens_that_are_taken_back_or_replaced_were_never_written(instead: list[int]) -> None:
-    places, outputs = filled(MAIN)
+    batch, outputs = filled(MAIN)
     outputs[0] += [A, OPEN]
-    assert open_ids(places, 1)[0] < TEXT
+    assert open_ids(batch, 1)[0] < TEXT
     outputs[0][1:] = instead
-    assert open_ids(places, 1) == [TEXT | {OPEN}]
+    assert open_ids(batch, 1) == [TEXT | {OPEN}]
 
 
 def test_a_check_tells_that_all_is_well_and_that_its_first_token_is_seen() -> None:
-    places, outputs = filled(CHECK)
-    assert open_ids(places, 1) == [{10}]
+    batch, outputs = filled(CHECK)
+    assert open_ids(batch, 1) == [{10}]
     outputs[0] += [10]
-    assert open_ids(places, 1) == [{11}]
+    assert open_ids(batch, 1) == [{11}]
     outputs[0][0] = UNKNOWN
-    assert open_ids(places, 1) == [{12}]
+    assert open_ids(batch, 1) == [{12}]
 
 
 @pytest.mark.parametrize(
@@ -92,8 +99,8 @@ def test_a_check_tells_that_all_is_well_and_that_its_first_token_is_seen() -> No
 def test_ids_that_the_model_does_not_have_end_the_request_and_harm_nobody(
     guide: GuidedParams,
 ) -> None:
-    places, _ = filled(guide, CHUNK)
-    assert open_ids(places, 2) == [{END}, CHUNK_START]
+    batch, _ = filled(guide, CHUNK)
+    assert open_ids(batch, 2) == [{END}, CHUNK_START]
 
 
 Rows = list[tuple[GuidedParams | None, list[int]] | None]
@@ -102,7 +109,7 @@ Rows = list[tuple[GuidedParams | None, list[int]] | None]
 def test_any_run_of_changes_keeps_rows_and_requests_together() -> None:
     """Against a list of who is in which row; each has come to a place of its own."""
     dice = random.Random(5)
-    places = GuidedRows(SERVED)
+    batch = GuidedRows(SERVED)
     rows: Rows = []
     for _ in range(60):
         removed = [row for row, one in enumerate(rows) if one and dice.random() < 0.2]
@@ -117,11 +124,11 @@ def test_any_run_of_changes_keeps_rows_and_requests_together() -> None:
             rows[row : row + 1] = [(guide, output)]
             added.append((row, params(guide), None, output))
         moved = condensed(rows, dice)
-        places.update(change(removed=removed, added=added, moved=moved))
+        batch.update(change(removed=removed, added=added, moved=moved))
         for one in rows:
             if one and dice.random() < 0.5:
                 one[1].append(dice.choice([A, B]))
-        assert open_ids(places, len(rows)) == [alone(one) for one in rows]
+        assert open_ids(batch, len(rows)) == [alone(one) for one in rows]
 
 
 def condensed(rows: Rows, dice: random.Random) -> list[tuple[int, int, Direction]]:
@@ -142,9 +149,9 @@ def condensed(rows: Rows, dice: random.Random) -> list[tuple[int, int, Direction
 
 def alone(one: tuple[GuidedParams | None, list[int]] | None) -> set[int]:
     assert one is not None
-    places = GuidedRows(SERVED)
-    places.update(change(added=[(0, params(one[0]), None, one[1])]))
-    return open_ids(places, 1)[0]
+    batch = GuidedRows(SERVED)
+    batch.update(change(added=[(0, params(one[0]), None, one[1])]))
+    return open_ids(batch, 1)[0]
 
 
 class Runner:
@@ -244,7 +251,7 @@ def logits(seed: int) -> torch.Tensor:
 
 def restricted(logits_V: torch.Tensor, allowed: Constraint, temperature: float) -> torch.Tensor:
     logits_RV = torch.stack([logits_V, logits_V])
-    restrict(logits_RV, [(1, allowed, temperature)])
+    restrict(logits_RV, [RowRestriction(1, allowed, temperature)])
     assert torch.equal(logits_RV[0], logits_V), "another row"
     return logits_RV[1]
 
