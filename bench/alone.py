@@ -13,7 +13,7 @@ import numpy as np
 
 from pasta_decoding.answer.constraints import Constraint
 from pasta_decoding.answer.record import Answer
-from pasta_decoding.answer.request import Request, Rules, SamplingParams
+from pasta_decoding.answer.request import Request
 from pasta_decoding.answer.sampler import (
     UNIT,
     Logits,
@@ -23,6 +23,7 @@ from pasta_decoding.answer.sampler import (
     hashes,
     weights,
 )
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.data.rows import read_prompts
 from pasta_decoding.lang.layout import MAIN, ChunkRun, SyncRun
 from pasta_decoding.scheduling.decoder import LocalDecoder

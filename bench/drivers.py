@@ -12,7 +12,8 @@ import common  # noqa: F401  finds the tests' helpers
 import numpy as np
 import torch
 
-from pasta_decoding.answer.request import Request, Rules, SamplingParams
+from pasta_decoding.answer.request import Request
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.engines.llama import BATCH_TOKENS, LlamaEngine
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import MainRun, Segment

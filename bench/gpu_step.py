@@ -26,8 +26,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
-from pasta_decoding.answer.request import SamplingParams
 from pasta_decoding.answer.sampler import RowParams
+from pasta_decoding.answer.settings import SamplingParams
 from pasta_decoding.engines.base import Branch, Feed
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.scheduling.device_sampler import sample_tokens

@@ -32,7 +32,7 @@ from typing import Any
 from common import ROOT, arguments, decoder_named, emit, ratio, spread
 from drivers import Task, Timed, by_llama, by_pasta, by_transformers
 
-from pasta_decoding.answer.request import Rules, SamplingParams
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.data.rows import read_questions, read_rows
 from pasta_decoding.engines.llama import LlamaEngine
 from pasta_decoding.engines.torch import TorchEngine

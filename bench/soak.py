@@ -36,7 +36,7 @@ from alone import Lone, decoded_alone, difference
 from common import ROOT, arguments, decoder_named, emit
 
 from pasta_decoding.answer.record import Answer
-from pasta_decoding.answer.request import Priority
+from pasta_decoding.answer.settings import Priority
 from pasta_decoding.scheduling.decoder import LocalDecoder
 from pasta_decoding.scheduling.loop import EngineLoop, Failure, News
 from tests.server.running import MODEL, running

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tqdm import tqdm
 
-from pasta_decoding.answer.request import GREEDY_BELOW
+from pasta_decoding.answer.settings import GREEDY_BELOW
 from pasta_decoding.errors import PastaError, require
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pasta_decoding.answer.events import Action, Append, Finished, Fork, Rewrite, Trimmed
 from pasta_decoding.answer.interpreter import Interpreter
-from pasta_decoding.answer.request import Rules
+from pasta_decoding.answer.settings import Rules
 from pasta_decoding.answer.text import tree_of
 from pasta_decoding.answer.vocabulary import Vocabulary
 from pasta_decoding.lang.layout import MAIN, ChunkRun, Joining, Layout, PromiseRun, lay_out
@@ -148,7 +148,7 @@ def play_steps(
     while threads and (steps is None or len(played.steps) < steps):
         played.steps.append([])
         for thread in threads:
-            if thread in interpreter.writing:
+            if thread in interpreter.writing_threads:
                 advance(played, thread, wants)
         threads = fed_threads(played.steps[-1])
     return played

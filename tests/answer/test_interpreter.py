@@ -21,7 +21,7 @@ from pasta_decoding.answer.events import (
     Synced,
 )
 from pasta_decoding.answer.interpreter import Interpreter
-from pasta_decoding.answer.request import Rules
+from pasta_decoding.answer.settings import Rules
 from pasta_decoding.answer.text import fed_count, first_tokens
 from pasta_decoding.answer.vocabulary import fold_topic
 from pasta_decoding.lang.check import check
@@ -278,7 +278,7 @@ def test_eagerness_biases_the_promise_where_main_may_write_it_and_nowhere_else(
     rules = Rules(40, max_chunks=3, min_chunk_tokens=6, parallel=parallel, eagerness=2.0)
     for joining in Joining:
         interpreter = play_steps(rules, cycle(tokens), steps, joining=joining).interpreter
-        for thread in interpreter.writing:
+        for thread in interpreter.writing_threads:
             constraint = interpreter.constraint(thread)
             promises = thread == 0 and constraint.admits(OPEN)
             assert constraint.bias == ({OPEN: 2.0} if promises else {})

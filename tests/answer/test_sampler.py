@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from pasta_decoding.answer.constraints import NO_IDS, Constraint, Topics
 from pasta_decoding.answer.interpreter import Interpreter
-from pasta_decoding.answer.request import Request, SamplingParams
+from pasta_decoding.answer.request import Request
 from pasta_decoding.answer.sampler import Logits, SampledToken, Sampler, logprobs_of, sample_token
+from pasta_decoding.answer.settings import SamplingParams
 from pasta_decoding.answer.text import AnswerText
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.scheduling.decoder import answer_of
@@ -165,8 +166,8 @@ def test_a_constraint_holds_and_is_counted_only_when_it_changed_the_choice(
         (ban(0, 1), 2, True),
         (only(3, 2), 2, True),
         (Constraint.force([3]), 3, False),  # by a limit
-        (Constraint(np.array([0]), instead=np.array([2, 3])), 2, True),
-        (Constraint(np.array([1]), instead=np.array([2, 3])), 0, False),
+        (Constraint(np.array([0]), substitutes=np.array([2, 3])), 2, True),
+        (Constraint(np.array([1]), substitutes=np.array([2, 3])), 0, False),
         (Constraint(NO_IDS, bias={3: 50.0}), 3, False),  # as if the model had wanted it
     ],
 )

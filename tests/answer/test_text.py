@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pasta_decoding.answer.events import Delta, Event, Finished
 from pasta_decoding.answer.interpreter import Interpreter
 from pasta_decoding.answer.record import Answer
-from pasta_decoding.answer.request import Request, Rules, SamplingParams
+from pasta_decoding.answer.request import Request
 from pasta_decoding.answer.sampler import Sampler
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.answer.text import AnswerText, ThreadText, stretch_text
 from pasta_decoding.answer.vocabulary import Vocabulary
 from pasta_decoding.lang.layout import MAIN

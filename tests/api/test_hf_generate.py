@@ -10,7 +10,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import pasta_decoding as pasta
 from pasta_decoding.answer.record import Answer
-from pasta_decoding.answer.request import Rules, SamplingParams
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.engines import torch as torch_engine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import ChunkRun, MainRun

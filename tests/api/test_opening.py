@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.answer.request import Rules, SamplingParams
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.api.defaults import default_adapter
 from pasta_decoding.api.opening import choose_engine, find_files, open_decoder

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.answer.request import Request, SamplingParams
+from pasta_decoding.answer.request import Request
 from pasta_decoding.answer.sampler import Sampler
+from pasta_decoding.answer.settings import SamplingParams
 from pasta_decoding.scheduling.loop import EngineLoop
 from tests.checkpoint import TinyCheckpoint
 

@@ -10,7 +10,7 @@ import pytest
 
 import pasta_decoding as pasta
 from pasta_decoding.answer import events
-from pasta_decoding.answer.request import Rules, SamplingParams
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.load import load_model
 from tests.checkpoint import TinyCheckpoint, torch_decoder

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from pasta_decoding.answer.request import Request, Rules, SamplingParams
+from pasta_decoding.answer.request import Request
 from pasta_decoding.answer.sampler import Logits, Sampler
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.answer.vocabulary import vocabulary_of
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import MainRun

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from pasta_decoding.answer.record import Answer
-from pasta_decoding.answer.request import Request, Rules
+from pasta_decoding.answer.request import Request
+from pasta_decoding.answer.settings import Rules
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.support import attention_windows
 from pasta_decoding.lang.layout import (

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.answer.record import Answer
-from pasta_decoding.answer.request import Request, Rules
+from pasta_decoding.answer.request import Request
+from pasta_decoding.answer.settings import Rules
 from pasta_decoding.answer.text import AnswerText
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.torch import TorchEngine

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from pasta_decoding.answer.constraints import Constraint
-from pasta_decoding.answer.request import Request, Rules, SamplingParams
+from pasta_decoding.answer.request import Request
 from pasta_decoding.answer.sampler import Logits, RowParams, SampledToken, Sampler
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.lang.layout import MAIN, ChunkRun, MainRun, PromiseRun, Segment
 from pasta_decoding.scheduling.decoder import LocalDecoder
 

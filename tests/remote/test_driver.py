@@ -11,8 +11,9 @@ import pytest
 from pasta_decoding.answer.events import Event, Finished
 from pasta_decoding.answer.guided import PROTOCOL, write_params
 from pasta_decoding.answer.record import Answer
-from pasta_decoding.answer.request import Request, Rules, SamplingParams
+from pasta_decoding.answer.request import Request
 from pasta_decoding.answer.sampler import Sampler
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.lang.layout import PromiseRun, SyncRun
 from pasta_decoding.remote import driver
@@ -98,7 +99,7 @@ def test_every_request_begins_with_what_an_earlier_one_has_computed() -> None:
             *(OPEN, C, P50, ASYNC, C, C, C, C, CLOSE, B, SYNC),
         ],
     ]
-    sent = answer.trace.sent
+    sent = answer.trace.server_usage
     assert sent is not None
     assert (sent.requests, sent.corrections) == (4, 0)
     assert sent.prompt_tokens == sum(len(body["prompt"]) for body in bodies)
@@ -178,8 +179,8 @@ def test_a_token_that_may_not_stand_there_is_taken_back_at_the_price_of_a_reques
         ones = [body for body in fake.bodies if body["max_tokens"] == 1]
     assert answer.text == "a" * 5
     assert answer.interventions == len(ones) == 6
-    assert answer.trace.sent is not None
-    assert answer.trace.sent.corrections == 6
+    assert answer.trace.server_usage is not None
+    assert answer.trace.server_usage.corrections == 6
     banned = {str(token) for token in CONTROL.ids - {OPEN}}
     assert all({t for t, by in body["logit_bias"].items() if by < 0} == banned for body in ones)
 
@@ -215,8 +216,8 @@ HOLDS = partial(GuidedRows, ServedModel(Tokenizer(), SIZE))
 
 
 def sent(answer: Answer) -> tuple[int, int]:
-    assert answer.trace.sent is not None
-    return answer.trace.sent.requests, answer.trace.sent.corrections
+    assert answer.trace.server_usage is not None
+    return answer.trace.server_usage.requests, answer.trace.server_usage.corrections
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -7,7 +7,7 @@ from contextlib import aclosing, suppress
 import pytest
 from starlette.responses import PlainTextResponse, Response
 
-from pasta_decoding.answer.request import Rules
+from pasta_decoding.answer.settings import Rules
 from pasta_decoding.errors import PastaError, checked_url
 from pasta_decoding.remote import client
 from pasta_decoding.remote.client import ReplicaPool
@@ -128,8 +128,8 @@ def test_what_passes_by_itself_is_waited_for() -> None:
         fake.mischief = lambda _body, pieces: next(failing, pieces)
         [answer] = write(service_of(fake), [asked(PROMPT)])
         assert answer.segments == locally(asked(PROMPT), ending(7)).segments
-        assert answer.trace.sent is not None
-        assert answer.trace.sent.requests == len(fake.bodies)
+        assert answer.trace.server_usage is not None
+        assert answer.trace.server_usage.requests == len(fake.bodies)
 
 
 def test_a_chunk_that_fails_for_good_takes_its_siblings_along() -> None:

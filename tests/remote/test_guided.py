@@ -19,7 +19,7 @@ from pasta_decoding.answer.guided import (
     write_params,
 )
 from pasta_decoding.answer.interpreter import Interpreter
-from pasta_decoding.answer.request import Rules
+from pasta_decoding.answer.settings import Rules
 from pasta_decoding.answer.vocabulary import IdArray
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, Joining, SyncRun
@@ -106,7 +106,7 @@ def assert_same(found: Constraint, expected: Constraint) -> None:
 
     assert ids(found.banned) == ids(expected.banned)
     assert ids(found.only) == ids(expected.only)
-    assert ids(found.instead) == ids(expected.instead)
+    assert ids(found.substitutes) == ids(expected.substitutes)
     assert found.bias == expected.bias
 
 
@@ -119,7 +119,7 @@ def written(rules: Rules, seed: int, *, max_positions: int = 10**6) -> Interpret
     interpreter = Interpreter(VOCABULARY, SCHEME, rules, len(PROMPT), max_positions, Joining.text)
     threads = {MAIN: sent(interpreter, MAIN)}
     while not interpreter.finished:
-        thread = dice.choice(interpreter.writing)
+        thread = dice.choice(interpreter.writing_threads)
         if dice.random() < 0.2:
             threads[thread] = sent(interpreter, thread)
         expected = interpreter.constraint(thread)

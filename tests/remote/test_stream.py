@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.answer.guided import XARG, GuidedParams, GuideKind, read_params
-from pasta_decoding.answer.request import SamplingParams
+from pasta_decoding.answer.settings import SamplingParams
 from pasta_decoding.remote.stream import MAX_LINE_BYTES, Completion, CompletionReader, RemoteError
 from tests.law.world import CONTROL, OPEN
 from tests.remote.fake import event, sent, usage

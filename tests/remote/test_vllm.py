@@ -22,7 +22,8 @@ import torch
 from pasta_decoding.answer.events import Opened
 from pasta_decoding.answer.guided import XARG, GuidedParams, GuideKind, write_params
 from pasta_decoding.answer.record import Answer
-from pasta_decoding.answer.request import Request, Rules, SamplingParams
+from pasta_decoding.answer.request import Request
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.lang.layout import Joining, SyncRun
 from pasta_decoding.models.catalog import BaseWithAdapter, WholeModel, find_adapter
 from pasta_decoding.models.export import export_hf
@@ -123,9 +124,9 @@ def test_nothing_is_taken_back_and_requests_are_one_and_chunks_and_syncs(
         syncs = sum(isinstance(segment, SyncRun) for segment in theirs.segments)
         assert len(theirs.layouts) == 1 + syncs
         begun = sum(isinstance(event, Opened) for event in theirs.events)
-        assert theirs.trace.sent is not None
-        assert theirs.trace.sent.corrections == 0
-        assert 1 + theirs.chunks + syncs <= theirs.trace.sent.requests <= 1 + begun + syncs
+        assert theirs.trace.server_usage is not None
+        assert theirs.trace.server_usage.corrections == 0
+        assert 1 + theirs.chunks + syncs <= theirs.trace.server_usage.requests <= 1 + begun + syncs
         assert theirs.hit_limit or begun == theirs.chunks
     assert sum(theirs.chunks for theirs, _ in answers) >= 3
     assert sum(len(theirs.layouts) for theirs, _ in answers) >= len(answers) + 3

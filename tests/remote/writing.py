@@ -8,8 +8,9 @@ from typing import Any
 
 from pasta_decoding.answer.events import Progress
 from pasta_decoding.answer.record import Answer
-from pasta_decoding.answer.request import Request, Rules, SamplingParams
+from pasta_decoding.answer.request import Request
 from pasta_decoding.answer.sampler import Sampler
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SHARED_MAX

@@ -11,8 +11,9 @@ import numpy as np
 from pasta_decoding.answer.constraints import Constraint
 from pasta_decoding.answer.events import Event
 from pasta_decoding.answer.record import Answer
-from pasta_decoding.answer.request import Request, Rules, SamplingParams
+from pasta_decoding.answer.request import Request
 from pasta_decoding.answer.sampler import Logits, RowParams, SampledToken, Sampler, sample_token
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.answer.text import AnswerText
 from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.scheduling.generation import Generation

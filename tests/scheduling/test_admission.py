@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.answer.events import Finished
-from pasta_decoding.answer.request import Request, Rules
+from pasta_decoding.answer.request import Request
+from pasta_decoding.answer.settings import Rules
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.scheduling.admission import (

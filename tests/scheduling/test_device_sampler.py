@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.answer.request import Request, Rules, SamplingParams
+from pasta_decoding.answer.request import Request
 from pasta_decoding.answer.sampler import Sampler, sample_token
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.scheduling.device_sampler import sample_tokens

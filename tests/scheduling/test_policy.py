@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.answer.request import Priority, Request, Rules, SamplingParams
+from pasta_decoding.answer.request import Request
 from pasta_decoding.answer.sampler import Sampler
+from pasta_decoding.answer.settings import Priority, Rules, SamplingParams
 from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.scheduling.generation import Generation
 from pasta_decoding.scheduling.policy import (

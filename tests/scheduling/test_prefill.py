@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.answer.request import Request, Rules
+from pasta_decoding.answer.request import Request
+from pasta_decoding.answer.settings import Rules
 from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.scheduling.generation import Generation

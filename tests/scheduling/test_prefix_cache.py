@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.answer.record import Answer
-from pasta_decoding.answer.request import Request, Rules
+from pasta_decoding.answer.request import Request
+from pasta_decoding.answer.settings import Rules
 from pasta_decoding.engines.base import Branch, Engine, Feed
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Joining

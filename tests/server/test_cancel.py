@@ -17,7 +17,7 @@ from typing import Any
 import openai
 import pytest
 
-from pasta_decoding.answer.request import Rules, SamplingParams
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.scheduling.decoder import LocalDecoder
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.metrics import Metrics

@@ -6,7 +6,7 @@ from dataclasses import replace
 import openai
 import pytest
 
-from pasta_decoding.answer.request import Rules, SamplingParams
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.remote.decoder import remote_decoder
 from pasta_decoding.scheduling.decoder import LocalDecoder

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.answer.request import Rules, SamplingParams
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.scheduling.decoder import LocalDecoder
 from tests.server.running import CHAT, GOOD, MODEL, Running, running, saying, with_engine

@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import example, given
 
-from pasta_decoding.answer.request import Request, Rules
+from pasta_decoding.answer.request import Request
+from pasta_decoding.answer.settings import Rules
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import ChunkRun, Layout, MainRun, PromiseRun, Segment, lay_out
 from pasta_decoding.scheduling.decoder import answer_of

@@ -259,7 +259,7 @@ def restricted(logits_V: torch.Tensor, allowed: Constraint, temperature: float) 
 CONSTRAINTS = [
     Constraint(np.array([0, 3, 5])),
     Constraint(NO_IDS, only=np.array([2, 7])),
-    Constraint(np.array([0, 3, 5, 6, 7, 8]), instead=np.array([1, 2])),
+    Constraint(np.array([0, 3, 5, 6, 7, 8]), substitutes=np.array([1, 2])),
 ]
 
 
@@ -279,7 +279,7 @@ def test_chances_are_those_of_drawing_again_where_the_first_may_not_stand(
     logits_V = logits(7)
     first_V = (logits_V / temperature).softmax(0)
     may_V = torch.tensor([allowed.admits(token) for token in range(SIZE)])
-    pool = allowed.instead if allowed.only is None else allowed.only
+    pool = allowed.substitutes if allowed.only is None else allowed.only
     pool_V = may_V if pool is None else torch.isin(torch.arange(SIZE), torch.tensor(pool))
     again_V = first_V * pool_V / (first_V * pool_V).sum()
     expected_V = first_V * may_V + first_V[~may_V].sum() * again_V

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pasta_decoding.answer.request import Rules
+from pasta_decoding.answer.settings import Rules
 from pasta_decoding.answer.vocabulary import FRAGMENT, IdArray, Vocabulary, fold_topic
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.lang.tree import MAX_TOPIC_WORDS, valid_topic
@@ -28,14 +28,14 @@ class Constraint:
     """Which ids a thread may write next: those not in `banned`, or only those in `only`.
 
     banned: what is forbidden just here stands behind what is in many places.
-    instead: where the model wants a banned token, it chooses among these; None: among the rest.
+    substitutes: where the model wants a banned token, it chooses among these; None: among the rest.
     forced: the choice is not the model's (a limit ended something), so it is no intervention.
     bias: added to the logits of some ids first, as if the model had wanted it so.
     """
 
     banned: IdArray
     only: IdArray | None = None
-    instead: IdArray | None = None
+    substitutes: IdArray | None = None
     forced: bool = False
     bias: Mapping[int, float] = field(default_factory=dict)
 
@@ -45,7 +45,7 @@ class Constraint:
     @property
     def alternatives(self) -> IdArray | None:
         """The ids of which one is taken where the model wants another; None: all but the banned."""
-        return self.instead if self.only is None else self.only
+        return self.substitutes if self.only is None else self.only
 
     def candidates(self, size: int) -> npt.NDArray[np.bool_]:
         named = self.alternatives
@@ -138,8 +138,8 @@ class Topics:
         every = np.concatenate([*banned, *stale])
         size = len(self.vocabulary.texts)
         if len(every) < size or len(np.unique(every)) < size:
-            return Constraint(every, instead=instead)
-        return Constraint(np.concatenate(banned), instead=instead)
+            return Constraint(every, substitutes=instead)
+        return Constraint(np.concatenate(banned), substitutes=instead)
 
     def _stale_endings(self, topic: str) -> IdArray:
         """Return the tokens that would complete a repetition with no room to grow out of it.
@@ -214,7 +214,7 @@ class Budget:
         before = self.chunks[thread - 1].main_tokens
         return before + sum(len(one.ids) for one in self.chunks[:thread])
 
-    def most_tokens(self, thread: int) -> int:
+    def remaining_tokens(self, thread: int) -> int:
         """Return how many tokens `thread` can write at most until a limit ends it; at least one."""
         left = self.rules.max_tokens - self.place(thread)
         if thread != MAIN:

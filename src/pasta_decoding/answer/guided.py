@@ -17,7 +17,7 @@ from pasta_decoding.answer.constraints import (
     open_chunk_constraint,
 )
 from pasta_decoding.answer.interpreter import Interpreter
-from pasta_decoding.answer.request import Rules
+from pasta_decoding.answer.settings import Rules
 from pasta_decoding.answer.vocabulary import Vocabulary
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.control import ControlTokens

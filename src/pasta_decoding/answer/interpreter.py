@@ -25,7 +25,7 @@ from pasta_decoding.answer.events import (
     Synced,
     Trimmed,
 )
-from pasta_decoding.answer.request import Rules
+from pasta_decoding.answer.settings import Rules
 from pasta_decoding.answer.text import joined_text, tree_of, within_limits
 from pasta_decoding.answer.vocabulary import Vocabulary
 from pasta_decoding.lang.layout import (
@@ -87,7 +87,7 @@ class Interpreter:
         self.topics = Topics(self.vocabulary, self.rules)
 
     @property
-    def writing(self) -> list[int]:
+    def writing_threads(self) -> list[int]:
         """Threads that will write another token, main first."""
         return [MAIN] * self.writes(MAIN) + [chunk.thread for chunk in self.budget.running]
 
@@ -98,7 +98,7 @@ class Interpreter:
 
     @property
     def finished(self) -> bool:
-        return self._state is _MainState.ENDED and not self.writing
+        return self._state is _MainState.ENDED and not self.writing_threads
 
     def in_topic(self, thread: int) -> bool:
         return thread == MAIN and self._state is _MainState.IN_TOPIC

@@ -67,7 +67,7 @@ class Trace:
                       copied from what the engine still held.
     prefill_s:        seconds of the passes that fed its prompt.
     rewritten_tokens: fed by text joins, each of which is one step, in however many passes.
-    sent:             requests to servers; None for an engine in this process.
+    server_usage:     requests to servers; None for an engine in this process.
     step_s:           seconds of each forward pass, choosing and bookkeeping included.
     """
 
@@ -76,7 +76,7 @@ class Trace:
     reused_tokens: int = 0
     prefill_s: float = 0.0
     rewritten_tokens: int = 0
-    sent: ServerUsage | None = None
+    server_usage: ServerUsage | None = None
     fed: list[FedToken] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
 
@@ -151,7 +151,7 @@ class OutputRecorder:
     """Tells an interpreter what was chosen, and keeps what follows: events, in the end the answer.
 
     began_s:   the time of the request, by the clock of `stamp`.
-    chosen:    how many tokens each thread has chosen.
+    token_counts: how many tokens each thread has chosen.
     overruled: which of them were not what the model wanted: thread, and place among its tokens.
     _unrecorded: log probabilities of a thread's tokens whose text waits for more.
     _shown:    text that `drain` has not returned yet, of the first `_read_events` events.
@@ -161,7 +161,7 @@ class OutputRecorder:
     prompt: tuple[int, ...]
     began_s: float
     trace: Trace = field(init=False)
-    chosen: dict[int, int] = field(default_factory=dict)
+    token_counts: dict[int, int] = field(default_factory=dict)
     overruled: list[tuple[int, int]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     first_token_s: float | None = None
@@ -182,8 +182,8 @@ class OutputRecorder:
 
         A chunk that ends the whole answer means its own end.
         """
-        place = self.chosen.get(thread, 0)
-        self.chosen[thread] = place + 1
+        place = self.token_counts.get(thread, 0)
+        self.token_counts[thread] = place + 1
         ends_answer = thread != MAIN and choice.token in self.interpreter.vocabulary.eos_ids
         if choice.intervened or ends_answer:
             self.overruled.append((thread, place))
@@ -196,7 +196,7 @@ class OutputRecorder:
         return [] if self.interpreter.finished else self._record(self.interpreter.cut_off())
 
     def stamp(self, now_s: float) -> None:
-        if self.first_token_s is None and self.chosen:
+        if self.first_token_s is None and self.token_counts:
             self.first_token_s = now_s - self.began_s
 
     def drain(self, step: int) -> Progress | None:

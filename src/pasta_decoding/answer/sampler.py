@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from pasta_decoding.answer.constraints import NO_IDS, Constraint
 from pasta_decoding.answer.events import TokenLogprobs
-from pasta_decoding.answer.request import SamplingParams
+from pasta_decoding.answer.settings import SamplingParams
 from pasta_decoding.answer.vocabulary import IdArray
 
 Logits = npt.NDArray[np.float32]

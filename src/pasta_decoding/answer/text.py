@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pasta_decoding.answer.events import Closed, Delta, Event, Finished, Opened, ShownToken, Trimmed
-from pasta_decoding.answer.request import Rules
+from pasta_decoding.answer.settings import Rules
 from pasta_decoding.answer.vocabulary import FRAGMENT, Decode, Vocabulary
 from pasta_decoding.lang.layout import MAIN, ChunkRun, MainRun, PromiseRun, Segment, SyncRun
 from pasta_decoding.lang.tree import Chunk, Node, Span, Sync, Tree, valid_tokens, valid_topic

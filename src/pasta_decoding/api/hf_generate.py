@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from pasta_decoding.answer.request import Rules
+from pasta_decoding.answer.settings import Rules
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.model import Model
 from pasta_decoding.errors import PastaError

@@ -121,7 +121,7 @@ def result_of(answer: Answer, text: str, plain_tokens: int) -> Result:
         seconds=answer.seconds,
         queue_s=answer.queue_s,
         first_token_s=answer.first_token_s,
-        sent=answer.trace.sent,
+        sent=answer.trace.server_usage,
     )
 
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from hashlib import sha256
 
 from pasta_decoding.answer.record import Answer
-from pasta_decoding.answer.request import Request, SamplingParams
+from pasta_decoding.answer.request import Request
+from pasta_decoding.answer.settings import SamplingParams
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.rows import Question
 from pasta_decoding.scheduling.asking import DecodingTask

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from pasta_decoding.answer.record import Answer
-from pasta_decoding.answer.request import Request, Rules, SamplingParams
+from pasta_decoding.answer.request import Request
 from pasta_decoding.answer.sampler import Sampler
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.rows import Question
 from pasta_decoding.evaluation.ask import Ask, question_sampling

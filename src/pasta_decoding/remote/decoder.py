@@ -13,8 +13,9 @@ from typing import Any
 import httpx2 as httpx
 
 from pasta_decoding.answer.record import Answer, ServerUsage
-from pasta_decoding.answer.request import Request, SamplingParams
+from pasta_decoding.answer.request import Request
 from pasta_decoding.answer.sampler import Sampler
+from pasta_decoding.answer.settings import SamplingParams
 from pasta_decoding.engines.base import Limits
 from pasta_decoding.errors import PastaError, checked_url, excerpt
 from pasta_decoding.lang.layout import Joining
@@ -89,9 +90,9 @@ class RemoteScheduler:
         running = [
             writer.interpreter
             for writer in self._writers
-            if writer.trace.sent is not None and not writer.task.done()
+            if writer.trace.server_usage is not None and not writer.task.done()
         ]
-        live_threads = sum(len(interpreter.writing) for interpreter in running)
+        live_threads = sum(len(interpreter.writing_threads) for interpreter in running)
         return Activity(len(running), live_threads)
 
     def check(self, request: Request) -> None:
@@ -133,8 +134,8 @@ class RemoteScheduler:
             async with self._admission:
                 return await writer.run()
         finally:
-            if writer.trace.sent is not None:
-                self.on_sent(writer.trace.sent)
+            if writer.trace.server_usage is not None:
+                self.on_sent(writer.trace.server_usage)
             self._news.set()
 
 

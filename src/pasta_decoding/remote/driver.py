@@ -94,7 +94,7 @@ class AnswerWriter:
             timer = asyncio.get_running_loop().call_later(max_seconds - queue_s, self.cut_off)
         try:
             with self.pool.lease() as self.lease:
-                self.trace.sent = self.lease.usage
+                self.trace.server_usage = self.lease.usage
                 async with asyncio.TaskGroup() as self._group:
                     self._start(MAIN)
         except BaseExceptionGroup as group:
@@ -119,7 +119,7 @@ class AnswerWriter:
 
     def _end_tasks(self) -> None:
         """Cancel the tasks of threads that have ended, apart from the task that runs now."""
-        for thread in self._tasks.keys() - set(self.interpreter.writing):
+        for thread in self._tasks.keys() - set(self.interpreter.writing_threads):
             task = self._tasks.pop(thread)
             if task is not asyncio.current_task():
                 task.cancel()
@@ -211,7 +211,7 @@ class ThreadStream:
         """Return the next token of the request under way, or else of a new one."""
         for _ in range(2):
             if self._tokens is None:
-                max_tokens = self.writer.interpreter.budget.most_tokens(self.thread)
+                max_tokens = self.writer.interpreter.budget.remaining_tokens(self.thread)
                 self._tokens = self._ask(max_tokens, self._lasting_bans())
             token = await anext(self._tokens, None)
             if token is not None:
@@ -246,7 +246,7 @@ class ThreadStream:
         sampler = writer.sampler
         service = writer.pool.service
         context = writer.contexts[self.thread]
-        index = writer.recorder.chosen.get(self.thread, 0)
+        index = writer.recorder.token_counts.get(self.thread, 0)
         key = (sampler.params.seed, sampler.request, self.thread, index, tries)
         noise = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
         end = control.sync if self.thread == MAIN else control.async_close

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pasta_decoding.answer.guided import XARG, GuidedParams, write_params
-from pasta_decoding.answer.request import SamplingParams
+from pasta_decoding.answer.settings import SamplingParams
 from pasta_decoding.errors import PastaError, excerpt
 
 MAX_LINE_BYTES = 2**24

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from pasta_decoding.answer.record import Answer
-from pasta_decoding.answer.request import Priority, Request, Rules, SamplingParams
+from pasta_decoding.answer.request import Request
 from pasta_decoding.answer.sampler import Sampler
+from pasta_decoding.answer.settings import Priority, Rules, SamplingParams
 from pasta_decoding.answer.vocabulary import Vocabulary, vocabulary_of
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.errors import TOO_LONG, PastaError

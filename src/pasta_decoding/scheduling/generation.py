@@ -216,7 +216,7 @@ class Generation:
         """Return how the next token of `thread` is sampled."""
         sampler = self.request.sampler
         interpreter = self.interpreter
-        index = self.recorder.chosen.get(thread, 0)
+        index = self.recorder.token_counts.get(thread, 0)
         if interpreter.in_topic(thread):
             return sampler.row(thread, index, {})
         is_eager = thread == MAIN and interpreter.rules.eagerness

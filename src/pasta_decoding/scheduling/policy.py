@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from pasta_decoding.answer.request import Priority
+from pasta_decoding.answer.settings import Priority
 
 WIDTH_GRID = (1, *(unit << power for power in range(11) for unit in (2, 3)))
 """Costs are measured for these widths. Any other width counts as the next larger one."""

@@ -94,7 +94,7 @@ class Scheduler:
         kept_slots = self._prefix_cache.slots
         return Activity(
             running=len(running),
-            live_threads=sum(len(interpreter.writing) for interpreter in interpreters),
+            live_threads=sum(len(interpreter.writing_threads) for interpreter in interpreters),
             slots=self.engine.slots_in_use - kept_slots,
             kept_slots=kept_slots,
             max_slots=self.engine.max_slots or 0,

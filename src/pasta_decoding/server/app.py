@@ -16,7 +16,7 @@ from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import HTMLResponse
 
 from pasta_decoding import __version__
-from pasta_decoding.answer.request import Priority
+from pasta_decoding.answer.settings import Priority
 from pasta_decoding.errors import PastaError, excerpt
 from pasta_decoding.scheduling.decoder import Decoder
 from pasta_decoding.server import schema

@@ -14,7 +14,8 @@ from typing import Any, cast
 
 from pasta_decoding.answer.events import Progress
 from pasta_decoding.answer.record import Answer
-from pasta_decoding.answer.request import Request, Rules, SamplingParams
+from pasta_decoding.answer.request import Request
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.scheduling.decoder import Decoder, LocalDecoder
 from pasta_decoding.scheduling.loop import Cancel, ClosedError, EngineLoop, Failure, News

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from pasta_decoding.answer.request import Rules
+from pasta_decoding.answer.settings import Rules
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import ENGINES, choose_engine, find_files, open_local
 from pasta_decoding.data.lines import read_json, read_lines, refuse_other_settings, write_lines

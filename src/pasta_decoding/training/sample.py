@@ -16,7 +16,7 @@ from typing import Any
 
 from accelerate.utils import gather_object
 
-from pasta_decoding.answer.request import Rules, SamplingParams
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.data.lines import append_line, read_lines
 from pasta_decoding.data.rows import Question
 from pasta_decoding.lang.control import ControlTokens

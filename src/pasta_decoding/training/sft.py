@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pasta_decoding.answer.request import Rules, SamplingParams
+from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.data.rows import Row, digest
 from pasta_decoding.engines.support import refuse_unsupported
 from pasta_decoding.engines.torch import TorchEngine

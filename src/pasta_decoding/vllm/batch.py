@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pasta_decoding.answer.constraints import Constraint
 from pasta_decoding.answer.guided import XARG, GuidedParams, GuideKind, ThreadGrammar, read_params
-from pasta_decoding.answer.request import GREEDY_BELOW
+from pasta_decoding.answer.settings import GREEDY_BELOW
 from pasta_decoding.answer.vocabulary import IdArray, Vocabulary, vocabulary_of
 from pasta_decoding.lang.control import is_reserved
 
@@ -256,8 +256,8 @@ def restrict(logits_RV: Tensor, restrictions: Sequence[RowRestriction]) -> None:
             logits_RV[row, token] += bias
         if constraint.only is not None:
             _allow_only(logits_RV[row], constraint.only)
-        elif constraint.instead is not None:
-            _lift(logits_RV[row], constraint.banned, constraint.instead, temperature)
+        elif constraint.substitutes is not None:
+            _lift(logits_RV[row], constraint.banned, constraint.substitutes, temperature)
         if len(constraint.banned):
             banned_rows.append(row)
             banned_ids.append(constraint.banned)
