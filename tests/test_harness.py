@@ -23,7 +23,7 @@ COMMAND = "from pasta_decoding.harness import run; run()"
 
 
 @pytest.mark.parametrize(
-    ("given", "changes"),
+    ("settings", "changes"),
     [
         ({"until": ["\n", ""], "max_gen_toks": 9}, {"stop": ["\n"], "max_tokens": 9}),
         ({"until": "Q:"}, {"stop": ["Q:"]}),
@@ -36,21 +36,21 @@ COMMAND = "from pasta_decoding.harness import run; run()"
         ({"max_gen_toks": None, "temperature": None, "until": None}, {}),
     ],
 )
-def test_settings_of_a_task_become_a_config(given: Any, changes: dict[str, Any]) -> None:
-    always = GenerationConfig(max_tokens=512, parallel=False)
-    assert config_of_task(always, given) == replace(always, **changes)
+def test_settings_of_a_task_become_a_config(settings: Any, changes: dict[str, Any]) -> None:
+    default = GenerationConfig(max_tokens=512, parallel=False)
+    assert config_of_task(default, settings) == replace(default, **changes)
     with pytest.raises(PastaError, match="no option 'num_beams'"):
-        config_of_task(always, given | {"num_beams": 4})
+        config_of_task(default, settings | {"num_beams": 4})
 
 
 def test_a_conversation_survives_the_harness_and_other_text_stays() -> None:
-    asked = [{"role": "user", "content": 'Say "x" [{"role": '}]
+    conversation = [{"role": "user", "content": 'Say "x" [{"role": '}]
     harness: Any = PastaModel
-    assert conversation_in(harness.apply_chat_template(None, asked)) == asked
+    assert conversation_in(harness.apply_chat_template(None, conversation)) == conversation
     for text in ("Why?", '[{"role": broken', json.dumps(["a"])):
         assert conversation_in(text) == text
     with pytest.raises(PastaError, match="begins the model's answer"):
-        harness.apply_chat_template(None, asked, add_generation_prompt=False)
+        harness.apply_chat_template(None, conversation, add_generation_prompt=False)
     with pytest.raises(PastaError, match="scores no given text"):
         harness.loglikelihood(None, [])
 
@@ -63,9 +63,9 @@ def test_arguments_of_the_model_that_mean_nothing_are_refused() -> None:
         ({"engin": "torch"}, "no option 'engin'"),
         ({"engine": "abacus"}, "no engine 'abacus'"),
     ]
-    for given, said in cases:
-        with pytest.raises(PastaError, match=said):
-            PastaModel("balanced", **given)
+    for arguments, message in cases:
+        with pytest.raises(PastaError, match=message):
+            PastaModel("balanced", **arguments)
 
 
 def test_requests_with_different_settings_come_back_in_their_order(
@@ -75,24 +75,25 @@ def test_requests_with_different_settings_come_back_in_their_order(
         str(tiny_checkpoint.adapter),
         model=str(tiny_checkpoint.base),
         engine="torch",
-        dtype="float32",  # whoever else is in the batch moves what bfloat16 rounds
+        dtype="float32",  # with bfloat16, the other answers of a batch change the rounding
         batch_size=2,
     )
-    kept: list[tuple[Any, str]] = []
-    tiny.cache_hook = SimpleNamespace(add_partial=lambda _, *pair: kept.append(pair))
+    cached: list[tuple[Any, str]] = []
+    tiny.cache_hook = SimpleNamespace(add_partial=lambda _, *pair: cached.append(pair))
     lengths = (24, 60, 24, 60, 24)
-    asked = [
+    requests = [
         SimpleNamespace(args=(f"{QUESTION} {n}", {"max_gen_toks": length, "until": []}))
         for n, length in enumerate(lengths)
     ]
     with tiny.model:
-        texts = tiny.generate_until(asked, disable_tqdm=True)
-        own = [
-            tiny.model.answer(one.args[0], max_tokens=one.args[1]["max_gen_toks"]) for one in asked
+        texts = tiny.generate_until(requests, disable_tqdm=True)
+        expected = [
+            tiny.model.answer(prompt, max_tokens=settings["max_gen_toks"]).text
+            for prompt, settings in (request.args for request in requests)
         ]
-    assert texts == [one.text for one in own]
-    pairs = [(one.args, text) for one, text in zip(asked, texts, strict=True)]
-    assert sorted(kept, key=str) == sorted(pairs, key=str)
+    assert texts == expected
+    pairs = [(request.args, text) for request, text in zip(requests, texts, strict=True)]
+    assert sorted(cached, key=str) == sorted(pairs, key=str)
 
 
 TASK = """
@@ -112,25 +113,28 @@ metric_list: [{metric: exact_match}]
 def test_the_harness_runs_a_task_as_the_arguments_of_the_model_say(
     tmp_path: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:
-    """Sequentially here: in parallel is the default."""
+    """The task runs sequentially; parallel decoding is the default."""
     pytest.importorskip("lm_eval")
-    questions, asked = tmp_path / "questions.jsonl", [QUESTION, "Name some colours."]
-    questions.write_text("\n".join(json.dumps({"question": one}) for one in asked))
-    (tmp_path / "tiny.yaml").write_text(TASK.replace("QUESTIONS", str(questions)))
-    where = f"name={tiny_checkpoint.adapter},model={tiny_checkpoint.base},engine=torch"
+    questions = [QUESTION, "Name some colours."]
+    question_file = tmp_path / "questions.jsonl"
+    lines = [json.dumps({"question": question}) for question in questions]
+    question_file.write_text("\n".join(lines))
+    (tmp_path / "tiny.yaml").write_text(TASK.replace("QUESTIONS", str(question_file)))
+    model_args = f"name={tiny_checkpoint.adapter},model={tiny_checkpoint.base},engine=torch"
     settings = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     ended = subprocess.run(
         [sys.executable, "-c", COMMAND, "--model", "pasta",
-        "--model_args", f"{where},dtype=float32,parallel=False",
+        "--model_args", f"{model_args},dtype=float32,parallel=False",
         "--batch_size", "2", "--tasks", "tiny_questions", "--include_path", str(tmp_path),
         "--apply_chat_template", "--log_samples", "--output_path", str(tmp_path / "out")],
         env=os.environ | settings, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     [samples] = (tmp_path / "out").rglob("samples_*.jsonl")
-    found = sorted(read_lines(samples), key=lambda one: one["doc_id"])
+    logged = sorted(read_lines(samples), key=lambda sample: sample["doc_id"])
     with pasta.load(
         tiny_checkpoint.adapter, model=tiny_checkpoint.base, engine="torch", dtype="float32"
     ) as model:
-        own = model.batch(asked, max_tokens=24, parallel=False, stop="zzz")
-    assert [one["resps"][0][0] for one in found] == [one.text for one in own]
+        answers = model.batch(questions, max_tokens=24, parallel=False, stop="zzz")
+    texts = [sample["resps"][0][0] for sample in logged]
+    assert texts == [answer.text for answer in answers]

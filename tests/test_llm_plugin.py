@@ -44,13 +44,13 @@ def test_the_model_streams_what_the_front_door_answers(models: Models) -> None:
     assert plugin.prompt(QUESTION, stream=False, max_tokens=60).text() == expected.text
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_conversation_and_a_system_prompt_are_handed_on(kept: bool, models: Models) -> None:
-    """`llm -c` goes on in another process, which has kept messages and no responses."""
+@pytest.mark.parametrize("reloaded", [False, True])
+def test_a_conversation_and_a_system_prompt_are_handed_on(reloaded: bool, models: Models) -> None:
+    """`llm -c` goes on in another process, which has loaded messages and no responses."""
     plugin, tiny = models
     talk = plugin.conversation()
     first = talk.prompt("Hello.", system="Be brief.", max_tokens=20).text()
-    if kept:
+    if reloaded:
         messages = [*talk.responses[0].prompt.messages, *talk.responses[0].messages()]
         talk = plugin.conversation()
         talk.loaded_messages = messages
@@ -68,7 +68,7 @@ def test_options_are_those_of_the_front_door_and_reach_it(models: Models) -> Non
     """All of them but `logit_bias`, whose ids nobody types; and no default of its own."""
     plugin, tiny = models
     options = plugin.Options.model_fields
-    assert set(options) == {one.name for one in fields(GenerationConfig)} - {"logit_bias"}
+    assert set(options) == {setting.name for setting in fields(GenerationConfig)} - {"logit_bias"}
     assert plugin.Options().model_dump(exclude_none=True) == {}
     assert all(field.description for field in options.values())
     settings: dict[str, Any] = {"max_tokens": 30, "temperature": 1.2, "seed": 3, "parallel": False}

@@ -1,4 +1,4 @@
-"""Which rows stay in a training set: every reason against one, in the order in which it counts."""
+"""Which rows stay in a training set, and the reasons that drop the others."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,10 +17,10 @@ def rows_of(*pairs: tuple[str, str]) -> list[Row]:
     return [Row(str(n), "s", prompt, response) for n, (prompt, response) in enumerate(pairs)]
 
 
-def built(
-    rows: Iterable[Row], *, exclude: Iterable[str] = (), **wanted: Any
+def select(
+    rows: Iterable[Row], *, exclude: Iterable[str] = (), **limits: Any
 ) -> tuple[list[Row], dict[str, int]]:
-    return select_rows(rows, SelectionLimits(**wanted), count_words, exclude)
+    return select_rows(rows, SelectionLimits(**limits), count_words, exclude)
 
 
 def chunk(text: str) -> str:
@@ -31,7 +31,7 @@ TWO = f"Two: {chunk('Apples are red.')} {chunk('Pears are green.')}"
 
 
 @pytest.mark.parametrize(
-    ("wanted", "prompt", "response", "reason"),
+    ("limits", "prompt", "response", "reason"),
     [
         ({}, "Why?", " \n", "empty"),
         ({}, " ", "Because.", "empty"),
@@ -41,49 +41,52 @@ TWO = f"Two: {chunk('Apples are red.')} {chunk('Pears are green.')}"
     ],
 )
 def test_a_row_that_is_not_wanted_is_counted_under_its_reason(
-    wanted: dict[str, Any], prompt: str, response: str, reason: str
+    limits: dict[str, Any], prompt: str, response: str, reason: str
 ) -> None:
-    assert built(rows_of((prompt, response)), **wanted) == ([], {reason: 1})
+    assert select(rows_of((prompt, response)), **limits) == ([], {reason: 1})
 
 
 def test_a_row_that_is_wanted_stays_as_it_is() -> None:
     rows = rows_of(("But why?", TWO))
-    assert built(rows, max_total_tokens=9) == (rows, {})
+    assert select(rows, max_total_tokens=9) == (rows, {})
 
 
 def test_a_response_is_kept_once_and_a_prompt_as_often_as_wanted() -> None:
     rows = rows_of(("Why?", "One."), ("why", "one"), ("Why?", "Two."), ("Why?", "Three."))
-    kept, dropped = built(rows, per_prompt=2)
-    assert len(kept) == 2
+    selected, dropped = select(rows, per_prompt=2)
+    assert len(selected) == 2
     assert sum(dropped.values()) == 2
-    assert built(rows)[1] == {"duplicate": 1}
+    assert select(rows)[1] == {"duplicate": 1}
 
 
 def test_the_limit_keeps_the_same_rows_of_all_places() -> None:
     rows = rows_of(*((f"Why {n}?", "So.") for n in range(9)))
-    assert built(rows, limit=4) == built(rows, limit=4) != (rows[:4], {"over the limit": 5})
-    assert built(rows, limit=4)[1] == {"over the limit": 5}
+    assert select(rows, limit=4) == select(rows, limit=4) != (rows[:4], {"over the limit": 5})
+    assert select(rows, limit=4)[1] == {"over the limit": 5}
 
 
-ASKED = "What are the names of some famous actors that started their careers on Broadway?"
+EVALUATED = "What are the names of some famous actors that started their careers on Broadway?"
 
 
 @pytest.mark.parametrize(
     "prompt",
     [
-        ASKED,
-        ASKED.upper().replace("?", " !"),
-        f"Please tell me, in your own words: {ASKED}",
+        EVALUATED,
+        EVALUATED.upper().replace("?", " !"),
+        f"Please tell me, in your own words: {EVALUATED}",
         "What are the names of some famous actors that started their careers elsewhere",
     ],
 )
 def test_an_evaluation_prompt_is_known_in_other_clothes(prompt: str) -> None:
-    assert built(rows_of((prompt, "So.")), exclude=[ASKED]) == ([], {"in an evaluation set": 1})
+    assert select(rows_of((prompt, "So.")), exclude=[EVALUATED]) == (
+        [],
+        {"in an evaluation set": 1},
+    )
 
 
 @pytest.mark.parametrize("prompt", ["Who?", "What are the names of some famous singers, then?"])
 def test_another_prompt_is_not_taken_for_it(prompt: str) -> None:
-    assert not contamination([ASKED, "Why is that so?"])(prompt)
+    assert not contamination([EVALUATED, "Why is that so?"])(prompt)
 
 
 def test_a_set_is_described_as_a_whole_and_by_the_first_word_of_its_sources() -> None:
@@ -93,10 +96,15 @@ def test_a_set_is_described_as_a_whole_and_by_the_first_word_of_its_sources() ->
         Row("2", "a/y", "Why?", "So it is."),
         Row("3", "b", "Why?", "So."),
     ]
-    found = measure_rows(rows, count_words)
-    assert (found["rows"], found["with_chunk"], found["chunks"], found["syncs"]) == (3, 1, 2, 1)
-    assert found["plain_tokens"] == {"sum": 65, "mean": 21.7, "p10": 1.4, "p50": 3.0, "p90": 49.4}
-    assert found["chunk_tokens"]["mean"] == 30
-    assert list(found["sources"]) == ["a", "b"]
-    assert found["sources"]["b"]["ideal_speedup"] == 1.0
-    assert found["sources"]["a"]["ideal_speedup_with_chunk"] == round(61 / 42, 3)
+    figures = measure_rows(rows, count_words)
+    assert (figures["rows"], figures["with_chunk"], figures["chunks"], figures["syncs"]) == (
+        3,
+        1,
+        2,
+        1,
+    )
+    assert figures["plain_tokens"] == {"sum": 65, "mean": 21.7, "p10": 1.4, "p50": 3.0, "p90": 49.4}
+    assert figures["chunk_tokens"]["mean"] == 30
+    assert list(figures["sources"]) == ["a", "b"]
+    assert figures["sources"]["b"]["ideal_speedup"] == 1.0
+    assert figures["sources"]["a"]["ideal_speedup_with_chunk"] == round(61 / 42, 3)

@@ -14,7 +14,8 @@ from pasta_decoding.data.judge import AnswerPair, Preference, judge_pairs
 from pasta_decoding.errors import PastaError
 from tests.chatserver import Act, Body, ChatServer, Raw, Script, chat_server, failure, in_turn
 
-GOOD, BAD = "Oats.", "Oats oats oats"
+GOOD = "Oats."
+BAD = "Oats oats oats"
 NO_VERDICT = Preference(None, None)
 NO_LOGPROBS = Raw(b'{"error": {"message": "You may not request logprobs"}}', 403)
 
@@ -49,11 +50,11 @@ def prefers_good(_number: int, body: Body) -> Act:
     return "A" if reads_good_first(body) else "B"
 
 
-def with_logprobs(text: str, *places: dict[str, float]) -> Raw:
+def with_logprobs(text: str, *tokens_at: dict[str, float]) -> Raw:
     """A completion with the probabilities of the tokens at each place, the written one first."""
     content = []
-    for place in places:
-        tokens = [{"token": token, "logprob": math.log(p)} for token, p in place.items()]
+    for probabilities in tokens_at:
+        tokens = [{"token": token, "logprob": math.log(p)} for token, p in probabilities.items()]
         content.append(tokens[0] | {"top_logprobs": tokens[::-1]})
     choice = {"message": {"content": text}, "logprobs": {"content": content}}
     return Raw(json.dumps({"choices": [choice]}).encode())
@@ -100,8 +101,8 @@ def test_without_log_probabilities_repeated_verdicts_are_the_confidence(path: Pa
 
 def test_answers_that_read_the_same_are_a_tie_that_nobody_is_asked_about(path: Path) -> None:
     with chat_server(in_turn(["A"])) as server:
-        found = judge(server, [pair(answer=GOOD, rival=f"{GOOD}\n")], path)
-    assert (found, server.bodies) == ([Preference(0.5, agreed=True)], [])
+        preferences = judge(server, [pair(answer=GOOD, rival=f"{GOOD}\n")], path)
+    assert (preferences, server.bodies) == ([Preference(0.5, agreed=True)], [])
 
 
 @pytest.mark.parametrize("reply", ["", "D", "Neither A nor B", "I prefer the one about oats, a"])
@@ -125,8 +126,8 @@ def test_what_the_file_holds_is_not_asked_again(path: Path) -> None:
         progress: list[int] = []
         first = judge(server, [*pairs, pairs[0]], path, progress=progress.append)
         assert (len(server.bodies), sum(progress)) == (2 * 5 * 3, 12)
-        whole = path.read_text()
-        path.write_text(whole[:-9])  # a kill while the last line was written
+        contents = path.read_text()
+        path.write_text(contents[:-9])  # a kill while the last line was written
         assert judge(server, [*pairs, pairs[0]], path) == first
         assert len(server.bodies) == 2 * 5 * 3 + 1
         changed = AnswerPair("0", pairs[0].instruction, GOOD, "Rice.")
@@ -173,9 +174,9 @@ def test_an_endpoint_that_breaks_down_loses_nothing_and_the_next_run_goes_on(
         return prefers_good(number, body) if number < 20 else broken
 
     with chat_server(breaks_down) as server:
-        with pytest.raises(EndpointError) as found:
+        with pytest.raises(EndpointError) as caught:
             judge(server, pairs, path)
-        assert "\n" not in str(found.value)
+        assert "\n" not in str(caught.value)
     replies = len(path.read_text().splitlines())
     assert replies in (19, 20), "a refusal ends the run while one more reply is on its way"
     with chat_server(prefers_good) as server:

@@ -1,10 +1,9 @@
-"""Annotating through an endpoint: what of its answers is taken, and what a bad endpoint costs."""
+"""Annotating through an endpoint: which answers are accepted, and what a bad endpoint costs."""
 
 import asyncio
 import json
 import sys
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -36,11 +35,11 @@ def test_a_conversation_begins_with_the_guide_and_seven_answers_that_obey_it() -
     tags = ("<promise ", "<async>", "</async>", "<sync/>")
     assert all(tag in turns[0]["content"] for tag in tags)
     assert not any(tag in turn["content"] for turn in turns[1::2] for tag in tags)
-    shown = [turn["content"] for turn in turns[2::2]]
-    assert [check(text) + warn(text) for text in shown] == [[]] * 7
+    demonstrations = [turn["content"] for turn in turns[2::2]]
+    assert [check(text) + warn(text) for text in demonstrations] == [[]] * 7
 
 
-# What of an answer is taken
+# Accepted answers
 
 
 @pytest.mark.parametrize(
@@ -79,9 +78,9 @@ BROKEN = {
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_answer_is_refused_by_the_rule_that_it_breaks(kind: str) -> None:
-    with pytest.raises(AnswerError) as found:
+    with pytest.raises(AnswerError) as caught:
         accept(BROKEN[kind], PLAIN, words)
-    assert found.value.kind == kind
+    assert caught.value.kind == kind
 
 
 # Rows
@@ -92,14 +91,16 @@ def rows(count: int, response: str = PLAIN) -> list[Row]:
 
 
 def results(
-    script: Script, todo: Sequence[Row], **settings: Any
+    script: Script, plain_rows: Sequence[Row], **settings: Any
 ) -> tuple[dict[str, AnnotatedRow], list[Body], int]:
     """Annotate with a server that follows `script`: results by id, requests, the most at once."""
     with chat_server(script) as server:
         endpoint = replace(Endpoint(server.base_url, "m", max_retries=0, timeout_s=120), **settings)
-        found = list(by_endpoint(endpoint, words, todo))
-    assert Counter(one.row.id for one in found) == Counter(row.id for row in todo)
-    return {one.row.id: one for one in found}, server.bodies, server.busiest
+        annotated = list(by_endpoint(endpoint, words, plain_rows))
+    by_id = {result.row.id: result for result in annotated}
+    assert len(by_id) == len(annotated)
+    assert by_id.keys() == {row.id for row in plain_rows}
+    return by_id, server.bodies, server.busiest
 
 
 def test_rows_are_annotated_at_the_same_time_and_their_cost_is_counted() -> None:
@@ -109,29 +110,34 @@ def test_rows_are_annotated_at_the_same_time_and_their_cost_is_counted() -> None
         together.wait(timeout=120)  # nobody is answered before four have asked
         return GOOD
 
-    found, bodies, busiest = results(script, rows(20), concurrency=4)
+    annotated, bodies, busiest = results(script, rows(20), concurrency=4)
     assert busiest == 4
-    assert {(one.row.response, one.rejected) for one in found.values()} == {(GOOD, None)}
+    assert {(result.row.response, result.rejected) for result in annotated.values()} == {
+        (GOOD, None)
+    }
     cost = {"requests": 1, "prompt_tokens": 10, "completion_tokens": words(GOOD)}
-    assert all(one.cost == cost for one in found.values())
-    asked = {body["messages"][-1]["content"] for body in bodies}
-    assert asked == {f"Question:\n\nQuestion {n}?\n\nResponse:\n\n{PLAIN}" for n in range(20)}
+    assert all(result.cost == cost for result in annotated.values())
+    questions = {body["messages"][-1]["content"] for body in bodies}
+    assert questions == {f"Question:\n\nQuestion {n}?\n\nResponse:\n\n{PLAIN}" for n in range(20)}
 
 
 def test_a_wrong_answer_is_asked_for_again_with_the_reason_and_then_stays_plain() -> None:
-    wrong, broken = PLAIN.replace("oats", "rice"), BROKEN["long-topic"]
-    found, bodies, _ = results(in_turn([wrong, broken, GOOD]), rows(1))
-    assert (found["0"].row.response, found["0"].rejected) == (GOOD, None)
-    assert found["0"].cost["requests"] == 3
-    assert found["0"].cost["retries: text differs"] == 1
-    assert found["0"].cost["retries: long-topic"] == 1
+    other_text = PLAIN.replace("oats", "rice")
+    long_topic = BROKEN["long-topic"]
+    annotated, bodies, _ = results(in_turn([other_text, long_topic, GOOD]), rows(1))
+    result = annotated["0"]
+    assert (result.row.response, result.rejected) == (GOOD, None)
+    assert result.cost["requests"] == 3
+    assert result.cost["retries: text differs"] == 1
+    assert result.cost["retries: long-topic"] == 1
     first, reason, second, rule = bodies[2]["messages"][len(bodies[0]["messages"]) :]
-    assert (first["content"], second["content"]) == (wrong, broken)
+    assert (first["content"], second["content"]) == (other_text, long_topic)
     assert "goes on with 'oats for" in reason["content"]
-    said = "At line 1, column 1: a topic has at most 3 words. "
-    assert rule["content"] == f"{said}Write the whole annotated response again."
-    found, bodies, _ = results(in_turn([wrong, "", GOOD]), rows(1, f"{PLAIN}<sync/>"))
-    assert (found["0"].row.response, found["0"].rejected) == (f"{PLAIN}\\<sync/>", "text differs")
+    rule_message = "At line 1, column 1: a topic has at most 3 words. "
+    assert rule["content"] == f"{rule_message}Write the whole annotated response again."
+    annotated, bodies, _ = results(in_turn([other_text, "", GOOD]), rows(1, f"{PLAIN}<sync/>"))
+    result = annotated["0"]
+    assert (result.row.response, result.rejected) == (f"{PLAIN}\\<sync/>", "text differs")
     assert bodies[0]["messages"][-1]["content"].endswith("\\<sync/>")
 
 
@@ -140,10 +146,10 @@ def test_a_row_that_the_endpoint_fails_on_stays_plain_and_the_others_do_not() ->
         hard = "Question 1?" in body["messages"][-1]["content"]
         return failure(500) if hard else GOOD
 
-    found, _, _ = results(script, rows(4))
-    reasons = {name: one.rejected for name, one in found.items()}
+    annotated, _, _ = results(script, rows(4))
+    reasons = {row_id: result.rejected for row_id, result in annotated.items()}
     assert reasons == {"0": None, "1": "endpoint: status 500", "2": None, "3": None}
-    assert found["1"].row.response == PLAIN
+    assert annotated["1"].row.response == PLAIN
 
 
 @pytest.mark.parametrize(("status", "requests"), [(401, 3), (503, 12)])
@@ -152,19 +158,19 @@ def test_an_endpoint_that_refuses_or_is_down_ends_the_run_and_keeps_what_was_don
 ) -> None:
     with chat_server(in_turn([GOOD, GOOD, failure(status)])) as server:
         endpoint = Endpoint(server.base_url, "m", concurrency=1, max_retries=0)
-        found = by_endpoint(endpoint, words, rows(99))
-        assert [next(found).row.id, next(found).row.id] == ["0", "1"]
+        annotated = by_endpoint(endpoint, words, rows(99))
+        assert [next(annotated).row.id, next(annotated).row.id] == ["0", "1"]
         with pytest.raises(EndpointError, match=str(status)):
-            next(found)
+            next(annotated)
         assert len(server.bodies) == requests
 
 
 def test_a_consumer_may_leave_at_any_time() -> None:
     with chat_server(in_turn([GOOD, Raw(wait_s=30)])) as server:
-        found = by_endpoint(Endpoint(server.base_url, "m"), words, rows(5))
-        next(found)
-        found.close()  # type: ignore[attr-defined]
-        assert next(found, None) is None
+        annotated = by_endpoint(Endpoint(server.base_url, "m"), words, rows(5))
+        next(annotated)
+        annotated.close()  # type: ignore[attr-defined]
+        assert next(annotated, None) is None
 
 
 # One request
@@ -214,9 +220,9 @@ PARTS = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "Good <t
 def test_a_reasoning_model_has_its_own_settings_and_its_thoughts_are_left_out(
     refusals: list[str], settings: dict[str, Any], content: Any
 ) -> None:
-    errors = (json.dumps({"error": {"message": one}}).encode() for one in refusals)
+    errors = (json.dumps({"error": {"message": message}}).encode() for message in refusals)
     reply = json.dumps({"choices": [{"message": {"content": content}}]}).encode()
-    with chat_server(in_turn([*(Raw(one, 400) for one in errors), Raw(reply)])) as server:
+    with chat_server(in_turn([*(Raw(error, 400) for error in errors), Raw(reply)])) as server:
         endpoint = Endpoint(server.base_url, "m")
         answers = [ask(endpoint) for _ in range(2)]
     assert {text for text, _ in answers} == {"Good <think></think>"}
@@ -238,23 +244,23 @@ THOUGHT = b'{"choices": [{"message": {"content": "<think>Hm"}, "finish_reason": 
         (failure(401), "status 401", True, "URL refuses the key (401); it is read from PASTA_"),
         (failure(404), "status 404", True, "URL failed with status 404: "),
         (Raw(THOUGHT), "no answer", False, "URL thought for 20 tokens and did not answer"),
-        *((Raw(one), "no completion", False, "URL sent no chat completion: ") for one in GARBAGE),
+        *((Raw(body), "no completion", False, "URL sent no chat completion: ") for body in GARBAGE),
     ],
 )
 def test_what_does_not_pass_is_named(act: Raw, kind: str, message: str, *, fatal: bool) -> None:
     with chat_server(in_turn([act])) as server:
-        with pytest.raises(EndpointError) as found:
+        with pytest.raises(EndpointError) as caught:
             ask(Endpoint(server.base_url, "m", max_retries=0, timeout_s=1))
-        assert str(found.value).replace(server.base_url, "URL").startswith(message)
-    assert (found.value.kind, found.value.fatal) == (kind, fatal)
+        assert str(caught.value).replace(server.base_url, "URL").startswith(message)
+    assert (caught.value.kind, caught.value.fatal) == (kind, fatal)
 
 
 def test_an_endpoint_that_cannot_be_asked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with chat_server(in_turn(["x"])) as server:
         gone = Endpoint(server.base_url, "m", max_retries=0)
-    with pytest.raises(EndpointError, match=r"cannot be reached: .* \(tries: 1\)") as found:
+    with pytest.raises(EndpointError, match=r"cannot be reached: .* \(tries: 1\)") as caught:
         ask(gone)
-    assert found.value.fatal
+    assert caught.value.fatal
     for url in ("localhost:8000/v1", "ftp://here/v1", "", "http://host:abc/v1", "http://[::1/v1"):
         with pytest.raises(PastaError, match="is no base URL"):
             ask(Endpoint(url, "m"))

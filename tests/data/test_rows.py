@@ -1,4 +1,4 @@
-"""Rows and prompts on disk: what is written is read back, broken lines are named."""
+"""Files of rows and prompts: a written file reads back, and errors name file and line."""
 
 import gzip
 import json
@@ -31,9 +31,9 @@ JSON = st.none() | st.booleans() | st.integers() | TEXT | st.lists(st.integers()
 EXTRA = st.dictionaries(TEXT.map("x_".__add__), JSON, max_size=2)
 
 
-def lines(tmp_path: Path, *found: str | bytes, name: str = "rows.jsonl") -> Path:
+def write_lines(tmp_path: Path, *rows: str | bytes, name: str = "rows.jsonl") -> Path:
     path = tmp_path / name
-    raw = b"\n".join(x.encode() if isinstance(x, str) else x for x in found)
+    raw = b"\n".join(row.encode() if isinstance(row, str) else row for row in rows)
     path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
     return path
 
@@ -61,43 +61,53 @@ def test_what_is_written_is_read_back(
 # Forms
 
 SYSTEM = {"role": "system", "content": "Be brief."}
-ASKED, ANSWER = {"role": "user", "content": "i"}, {"role": "assistant", "content": "r"}
+USER = {"role": "user", "content": "i"}
+ANSWER = {"role": "assistant", "content": "r"}
 SHAREGPT = [{"from": "human", "value": "i"}, {"from": "gpt", "value": "r"}]
 OURS: dict[str, object] = {"instruction": "i", "response": "r"}
 FORMS: list[tuple[dict[str, object], str, list[str]]] = [
     (OURS, "i", []),
     ({"prompt": "i", "completion": "r"}, "i", []),
     ({"prompt": "i", "response": "r", "id": "", "source": None}, "i", []),
-    ({"messages": [ASKED, ANSWER]}, "i", []),
+    ({"messages": [USER, ANSWER]}, "i", []),
     ({"conversations": SHAREGPT}, "i", []),
-    ({"messages": [ASKED | {"content": [{"type": "text", "text": "i"}] * 2}, ANSWER]}, "i\ni", []),
+    (
+        {"messages": [USER | {"content": [{"type": "text", "text": "i"}] * 2}, ANSWER]},
+        "i\ni",
+        [],
+    ),
     (OURS | {"id": 1.0}, "i", []),
     ({"instruction": "i", "input": "", "output": "r"}, "i", []),
     ({"instruction": "Sum up.", "context": "x", "response": "r"}, "Sum up.\n\nx", []),
-    ({"messages": [ASKED, ANSWER], "response": "OTHER"}, "i", []),
-    ({"messages": [SYSTEM | {"role": "developer"}, ASKED, ANSWER]}, "i", ["system"]),
+    ({"messages": [USER, ANSWER], "response": "OTHER"}, "i", []),
+    ({"messages": [SYSTEM | {"role": "developer"}, USER, ANSWER]}, "i", ["system"]),
     (OURS | {"system_prompt": "Be brief."}, "i", ["system"]),
-    ({"prompt": [SYSTEM, ASKED], "completion": [ANSWER]}, "i", ["system"]),
-    ({"messages": [ASKED, ANSWER, ASKED, ANSWER]}, "i", ["user", "assistant"]),
+    ({"prompt": [SYSTEM, USER], "completion": [ANSWER]}, "i", ["system"]),
+    ({"messages": [USER, ANSWER, USER, ANSWER]}, "i", ["user", "assistant"]),
     ({"conversations": [{"from": "system", "value": "Be brief."}, *SHAREGPT]}, "i", ["system"]),
 ]
 
 
-@pytest.mark.parametrize(("found", "asked", "roles"), FORMS)
+@pytest.mark.parametrize(("fields", "instruction", "roles"), FORMS)
 def test_rows_of_other_programs_are_read_and_written_as_our_own(
-    found: dict[str, object], asked: str, roles: list[str], tmp_path: Path
+    fields: dict[str, object], instruction: str, roles: list[str], tmp_path: Path
 ) -> None:
-    path = lines(tmp_path, json.dumps(found | {"score": 3}))
+    path = write_lines(tmp_path, json.dumps(fields | {"score": 3}))
     [row] = read_rows(path)
-    assert (row.source, row.instruction, row.response, row.extra) == ("", asked, "r", {"score": 3})
-    assert [turn.role for turn in row.history] == roles
+    assert (row.source, row.instruction, row.response, row.extra) == (
+        "",
+        instruction,
+        "r",
+        {"score": 3},
+    )
+    assert [message.role for message in row.history] == roles
     if not roles:
-        assert read_prompts(path) == [asked]
+        assert read_prompts(path) == [instruction]
     else:
         with pytest.raises(PastaError, match=r"rows\.jsonl:1: the prompt is a conversation"):
             read_prompts(path)
     write_rows(path, [row])
-    assert json.loads(path.read_text())["instruction"] == asked
+    assert json.loads(path.read_text())["instruction"] == instruction
     assert list(read_rows(path)) == [row]
 
 
@@ -106,63 +116,77 @@ def test_a_broken_pair_is_named_by_file_and_number(tmp_path: Path) -> None:
         ({"prompt": "i", "chosen": "r"}, "no 'rejected'"),
         ({"chosen": "r", "rejected": "s"}, "no 'instruction'"),
         ({"prompt": "i", "chosen": 1, "rejected": "s"}, "'chosen' is not a string"),
-        ({"chosen": [ASKED, ANSWER], "rejected": [ASKED, ASKED, ANSWER]}, "'chosen' and 'rejected"),
+        (
+            {"chosen": [USER, ANSWER], "rejected": [USER, USER, ANSWER]},
+            "'chosen' and 'rejected",
+        ),
         ({"prompt": "i", "chosen": [], "rejected": [ANSWER]}, "the conversation does not end with"),
     ]
-    for more, what in pairs:
-        with pytest.raises(PastaError, match=rf"rows\.jsonl:1: {what}"):
-            list(read_pairs(lines(tmp_path, json.dumps(more))))
+    for fields, message in pairs:
+        with pytest.raises(PastaError, match=rf"rows\.jsonl:1: {message}"):
+            list(read_pairs(write_lines(tmp_path, json.dumps(fields))))
 
 
 def test_rows_without_an_id_get_one_of_what_they_say_and_each_its_own(tmp_path: Path) -> None:
-    row, other = '{"prompt": "i", "completion": "r"}', '{"prompt": "j", "completion": "r"}'
-    first = [row.id for row in read_rows(lines(tmp_path, row, other, "", row))]
+    row = '{"prompt": "i", "completion": "r"}'
+    other = '{"prompt": "j", "completion": "r"}'
+    first = [row.id for row in read_rows(write_lines(tmp_path, row, other, "", row))]
     assert first[2] == f"{first[0]}-2"
     assert len(set(first)) == 3
-    assert [row.id for row in read_rows(lines(tmp_path, other, row))] == [first[1], first[0]]
+    assert [row.id for row in read_rows(write_lines(tmp_path, other, row))] == [first[1], first[0]]
     ours = '{"instruction": "i", "response": "r"}'
-    assert [row.id for row in read_rows(lines(tmp_path, ours))] == first[:1]
-    counted = lines(tmp_path, *(GOOD.replace('"a"', n).replace('"s"', n) for n in "77"))
+    assert [row.id for row in read_rows(write_lines(tmp_path, ours))] == first[:1]
+    counted = write_lines(tmp_path, *(GOOD.replace('"a"', n).replace('"s"', n) for n in "77"))
     assert [row.id for row in read_rows(counted, counted)] == ["7", "7-2", "7-3", "7-4"]
 
 
 # Bad input
 
 
-def said(**turn: object) -> str:
-    return json.dumps({"messages": [turn]})
+def turn(**fields: object) -> str:
+    """Return the line of a row with one message."""
+    return json.dumps({"messages": [fields]})
 
 
 @pytest.mark.parametrize(
-    ("line", "what"),
+    ("line", "message"),
     [
         ("{", "not JSON: Expecting property name enclosed in double quotes (column 2)"),
         ("[]", "not a JSON object"),
         ('{"id": "b", "instruction": "i"}', "no 'response'"),
         ('{"prompt": "i"}', "no 'completion'"),
         ('{"messages": "i"}', "'messages' is not a list of messages"),
-        (said(role="user", content=[{"type": "image"}]), "'content' is not a string"),
-        (said(role="tool", content="r"), "unknown role 'tool': roles are system, user, assistant"),
-        (said(role="user", content="i"), "the conversation does not end with a user's message and"),
+        (turn(role="user", content=[{"type": "image"}]), "'content' is not a string"),
+        (
+            turn(role="tool", content="r"),
+            "unknown role 'tool': roles are system, user, assistant",
+        ),
+        (
+            turn(role="user", content="i"),
+            "the conversation does not end with a user's message and",
+        ),
         ('{"messages": [], "images": [1]}', "'images' has no place in a prompt of 'messages'"),
-        (said(role="user", content="i", thinking="x"), "'thinking' has no place in a message"),
+        (turn(role="user", content="i", thinking="x"), "'thinking' has no place in a message"),
         ('{"prompt": "", "image": "i"}', "'image' has no place in a prompt of 'prompt'"),
-        (said(role="user", content="i", weight=0), "the answer is marked as one not to learn"),
-        (json.dumps({"messages": [SYSTEM, ASKED, ANSWER], "system": "x"}), "'system' stands besi"),
+        (turn(role="user", content="i", weight=0), "the answer is marked as one not to learn"),
+        (
+            json.dumps({"messages": [SYSTEM, USER, ANSWER], "system": "x"}),
+            "'system' stands besi",
+        ),
         ('{"instruction": "i", "response": "\\ud800"}', "'response' holds half a surrogate pair"),
         (b'{"id": "\xff"}', "not UTF-8 (byte 9)"),
         ("[" * 100_000, "not JSON that can be read: too deep, or a number too long"),
     ],
 )
 def test_a_broken_line_is_named_by_file_and_number(
-    line: str | bytes, what: str, tmp_path: Path
+    line: str | bytes, message: str, tmp_path: Path
 ) -> None:
-    path = lines(tmp_path, GOOD, "", line, GOOD.replace('"a"', '"z"'))
+    path = write_lines(tmp_path, GOOD, "", line, GOOD.replace('"a"', '"z"'))
     with pytest.raises(PastaError) as caught:
         list(read_rows(path))
-    assert str(caught.value).startswith(f"{path}:3: {what}")
-    found = [getattr(row, "id", str(row)) for _, row in numbered_rows(path)]
-    assert found == ["a", str(caught.value), "z"]
+    assert str(caught.value).startswith(f"{path}:3: {message}")
+    ids_and_errors = [getattr(row, "id", str(row)) for _, row in numbered_rows(path)]
+    assert ids_and_errors == ["a", str(caught.value), "z"]
 
 
 def test_a_broken_prompt_file_is_refused_with_its_place(tmp_path: Path) -> None:
@@ -175,7 +199,7 @@ def test_a_broken_prompt_file_is_refused_with_its_place(tmp_path: Path) -> None:
         (b'[\n{"instruction": "\xff"}]', ": not UTF-8 (byte 20)"),
     ]
     for contents, message in files:
-        path = lines(tmp_path, contents)
+        path = write_lines(tmp_path, contents)
         with pytest.raises(PastaError) as caught:
             read_questions(path)
         assert str(caught.value).startswith(f"{path}{message}")
@@ -189,7 +213,7 @@ def test_prompts_are_lines_or_a_list_as_alpaca_eval_has_them(name: str, tmp_path
     ]
     is_list = name.endswith(".json")
     text = "\n " + json.dumps(rows, indent=1) if is_list else "\n".join(map(json.dumps, rows))
-    path = lines(tmp_path, b"\xef\xbb\xbf" * is_list + text.encode(), name=name)
+    path = write_lines(tmp_path, b"\xef\xbb\xbf" * is_list + text.encode(), name=name)
     assert read_questions(path) == [question_of("Why?", "koala"), question_of("How?")]
     assert read_prompts(path) == ["Why?", "How?"]
     assert question_of("How?") == Question("0ea5977074d19b32", "How?", None)
@@ -201,9 +225,9 @@ def test_prompts_are_lines_or_a_list_as_alpaca_eval_has_them(name: str, tmp_path
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl.gz"
     write_rows(path, ROWS)
-    whole = path.read_bytes()
-    for contents in (whole[:-12], b"plain text", None):
-        path.unlink() if contents is None else path.write_bytes(contents)
+    contents = path.read_bytes()
+    for broken in (contents[:-12], b"plain text", None):
+        path.unlink() if broken is None else path.write_bytes(broken)
         with pytest.raises(PastaError, match=r"cannot read .*rows\.jsonl\.gz"):
             list(read_rows(path))
 

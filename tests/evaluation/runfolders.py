@@ -21,7 +21,7 @@ Change = Callable[[int, Record], Record]
 def record(number: int, **fields: Any) -> Record:
     """One sequential answer of 100 tokens in 100 steps and 10 seconds."""
     instruction = f"What about {number}?"
-    found = Record(
+    answer = Record(
         hashlib.sha256(instruction.encode()).hexdigest()[:16],
         instruction,
         dataset="selfinstruct" if number % 2 else "koala",
@@ -32,11 +32,11 @@ def record(number: int, **fields: Any) -> Record:
         fed_tokens=100,
         seconds=10.0,
     )
-    return replace(found, **fields)
+    return replace(answer, **fields)
 
 
 def parallel(number: int, **fields: Any) -> Record:
-    """The same in two chunks and 50 steps."""
+    """The same answer in two chunks and 50 steps."""
     return record(
         number, **{"text": PLAIN, "annotated": CHUNKED, "critical_path": 50, "chunks": 2} | fields
     )
@@ -45,15 +45,15 @@ def parallel(number: int, **fields: Any) -> Record:
 def failed(number: int, **fields: Any) -> Record:
     """A request that ended at its time-out."""
     empty = record(number)
-    found = Record(empty.id, empty.instruction, empty.dataset, error="no answer", seconds=60.0)
-    return replace(found, **fields)
+    failure = Record(empty.id, empty.instruction, empty.dataset, error="no answer", seconds=60.0)
+    return replace(failure, **fields)
 
 
 def write_run(folder: Path, method: str, records: Sequence[Record], **settings: Any) -> Path:
     """Write a run folder; return it."""
     folder.mkdir(parents=True, exist_ok=True)
-    told: Mapping[str, Any] = {"method": method, "max_tokens": 400, "machine": "here", **settings}
-    (folder / "run.json").write_text(json.dumps(told))
-    lines = "".join(json.dumps(asdict(one)) + "\n" for one in records)
+    defaults: Mapping[str, Any] = {"method": method, "max_tokens": 400, "machine": "here"}
+    (folder / "run.json").write_text(json.dumps({**defaults, **settings}))
+    lines = "".join(json.dumps(asdict(answer)) + "\n" for answer in records)
     (folder / "records.jsonl").write_text(lines)
     return folder

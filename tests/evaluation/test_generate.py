@@ -35,11 +35,11 @@ def sequential(decoder: LocalDecoder) -> Method:
 
 
 class Runs:
-    """Runs methods into one folder; `asked` notes all that was asked."""
+    """Runs methods into one folder; `questions_asked` has label and text of each question."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
-        self.asked: list[tuple[str, str]] = []
+        self.questions_asked: list[tuple[str, str]] = []
         self.ticks: list[int] = []
 
     def __call__(
@@ -50,7 +50,7 @@ class Runs:
         settings: dict[str, Any] | None = None,
         **plan: Any,
     ) -> dict[str, list[Record]]:
-        self.asked.clear()
+        self.questions_asked.clear()
         self.ticks.clear()
         jobs = [
             Job(label, SETTINGS | {"method": label} | (settings or {}), load or self.loader(label))
@@ -64,7 +64,7 @@ class Runs:
         inner = sequential(puppet(echo))
 
         def answer(question: Question, ask: Ask) -> DecodingTask[Record]:
-            self.asked.append((label, question.instruction))
+            self.questions_asked.append((label, question.instruction))
             return inner.ask(question, ask)
 
         return lambda: Method(inner.decoder, answer)
@@ -87,8 +87,8 @@ def test_every_prompt_has_a_record_and_the_answers_are_in_alpaca_evals_shape(run
     assert all(record.seconds > 0 and record.turns is None for record in records)
     assert records == sorted(read_records(runs.out / "a" / "records.jsonl"), key=records.index)
     outputs = [
-        {"instruction": one.instruction, "output": f"On {one.instruction}", "generator": "a"}
-        for one in QUESTIONS
+        {"instruction": text, "output": f"On {text}", "generator": "a"}
+        for text in ("One?", "Two?", "Three?")
     ]
     assert runs.json("model_outputs.json") == [{"dataset": "koala"} | outputs[0], *outputs[1:]]
     run = runs.json("run.json")
@@ -101,13 +101,13 @@ def test_every_prompt_has_a_record_and_the_answers_are_in_alpaca_evals_shape(run
 
 
 def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(runs: Runs) -> None:
-    whole = runs(max_concurrency=1)["a"]
+    records = runs(max_concurrency=1)["a"]
     lines = runs.lines()
     path = runs.out / "a" / "records.jsonl"
     path.write_text(lines[0] + "\n" + lines[1][:20])
     (runs.out / "a" / "model_outputs.json").unlink()
-    assert runs(max_concurrency=1)["a"] == whole
-    assert runs.asked == [("a", "Two?"), ("a", "Three?")]
+    assert runs(max_concurrency=1)["a"] == records
+    assert runs.questions_asked == [("a", "Two?"), ("a", "Three?")]
     assert runs.lines()[0] == lines[0]
     assert len(runs.json("model_outputs.json")) == 3
 
@@ -140,7 +140,11 @@ def test_a_request_that_cannot_be_asked_is_a_record_and_an_empty_output(runs: Ru
     assert [record.error is None for record in records] == [True, True, False]
     assert records[2].error == "the prompt is too long: 25 tokens, at most 24 tokens fit"
     assert (records[2].seconds, records[2].tokens_per_step) == (70, 1.0)
-    assert [one["output"] for one in runs.json("model_outputs.json")] == ["On One?", "On Two?", ""]
+    assert [output["output"] for output in runs.json("model_outputs.json")] == [
+        "On One?",
+        "On Two?",
+        "",
+    ]
 
 
 def test_an_answer_that_stands_still_has_failed_and_one_that_is_slow_or_waits_has_not(
@@ -199,32 +203,34 @@ def test_leaving_early_frees_what_is_under_way() -> None:
 
 def test_timing_asks_prompt_by_prompt_in_turns_after_a_warm_up(runs: Runs) -> None:
     records = runs(("a", "b"), repeats=3, seed=5)
-    warm, rest = runs.asked[:2], runs.asked[2:]
-    assert warm == [("a", "One?"), ("b", "One?")]
-    turns = [rest[start : start + 2] for start in range(0, len(rest), 2)]
+    warm_up = runs.questions_asked[:2]
+    timed = runs.questions_asked[2:]
+    assert warm_up == [("a", "One?"), ("b", "One?")]
+    turns = [timed[start : start + 2] for start in range(0, len(timed), 2)]
     assert [turn[0][1] for turn in turns] == ["One?"] * 3 + ["Two?"] * 3 + ["Three?"] * 3
     assert all({label for label, _ in turn} == {"a", "b"} for turn in turns)
     assert len({turn[0][0] for turn in turns}) == 2, "the order is mixed"
-    assert [one.turns for one in records["a"]] == [one.turns for one in records["b"]]
-    assert len({one.turns for one in records["a"]} - {None}) == 3
+    turn_ids = [record.turns for record in records["a"]]
+    assert turn_ids == [record.turns for record in records["b"]]
+    assert len({*turn_ids} - {None}) == 3
     for record in [*records["a"], *records["b"]]:
         assert len(record.repeats) == 3
         assert record.seconds == sorted(record.repeats)[1]
-    asked = list(runs.asked)
+    first_run = list(runs.questions_asked)
     runs.out = runs.out.with_name("again")
     runs(("a", "b"), repeats=3, seed=5)
-    assert runs.asked == asked
+    assert runs.questions_asked == first_run
 
 
 def test_a_method_that_comes_later_is_timed_together_with_the_others(runs: Runs) -> None:
     runs(("a", "b"), repeats=1)
     runs(("a", "c"), repeats=1)
-    assert {question for label, question in runs.asked if label == "a"} == {
+    assert {question for label, question in runs.questions_asked if label == "a"} == {
         question.instruction for question in QUESTIONS
     }
     # Now b is of other turns than a, though nothing is missing.
     records = runs(("a", "b", "c"), repeats=1)
-    turns = [[one.turns for one in records[label]] for label in ("a", "b", "c")]
+    turns = [[record.turns for record in records[label]] for label in ("a", "b", "c")]
     assert turns[0] == turns[1] == turns[2]
 
 

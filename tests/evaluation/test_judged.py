@@ -50,13 +50,13 @@ def test_a_judge_gives_preferences_with_and_without_cut_answers(
 ) -> None:
     monkeypatch.setenv("PASTA_ENDPOINT_KEY", "secret")
     with chat_server(prefers_parallel) as server:
-        status, found, _ = report(runs, server, capsys)
+        status, figures, _ = report(runs, server, capsys)
         assert set(server.keys) == {"Bearer secret"}
         requests = len(server.bodies)
-        assert report(runs, server, capsys)[:2] == (0, found)
+        assert report(runs, server, capsys)[:2] == (0, figures)
         assert len(server.bodies) == requests == 8 * 2 * 3
     assert status == 0
-    pasta, sot, base = (found[name] for name in ("pasta", "sot", "sequential"))
+    pasta, sot, base = (figures[name] for name in ("pasta", "sot", "sequential"))
     assert (pasta["judge"], sot["judge"], base["judge"]) == ("m", "m", None)
     # Five prompts are won, two depend on the order, and the failed one is lost.
     assert pasta["win_rate"]["value"] == pytest.approx(100 * (5 + 2 * 0.5) / 8)
@@ -82,8 +82,8 @@ def test_prompts_without_a_verdict_are_counted_and_in_no_win_rate(
         return "I cannot say." if hard else prefers_parallel(number, body)
 
     with chat_server(script) as server:
-        _, found, err = report(runs, server, capsys)
-    assert found["pasta"]["win_rate"]["value"] == pytest.approx(100 * (4 + 2 * 0.5) / 7)
+        _, figures, err = report(runs, server, capsys)
+    assert figures["pasta"]["win_rate"]["value"] == pytest.approx(100 * (4 + 2 * 0.5) / 7)
     assert "pasta: 1 prompts without a verdict\n" in err
 
 
@@ -97,9 +97,9 @@ def test_a_judge_that_breaks_down_is_one_line_and_the_same_command_goes_on(
     assert err.count("\n") == 1
     replies = len((runs / "pasta" / "verdicts.jsonl").read_text().splitlines())
     with chat_server(in_turn(["C"])) as server:
-        status, found, _ = report(runs, server, capsys)
+        status, figures, _ = report(runs, server, capsys)
         assert len(server.bodies) == 8 * 2 * 3 - replies
-    assert (status, found["pasta"]["win_rate"]["value"]) == (0, 50)
+    assert (status, figures["pasta"]["win_rate"]["value"]) == (0, 50)
 
 
 def test_half_a_judge_is_refused(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ POINTS = {
 
 
 def model(question: str, outline: str = OUTLINE) -> str:
-    """What the model says to a skeleton prompt, to the prompt of a point, and to a question."""
+    """Reply to a skeleton prompt, to the prompt of a point, or to a question."""
     if question.endswith("Outline:"):
         return outline
     if question.endswith(" only."):
@@ -88,10 +88,10 @@ def test_skeleton_and_points_stay_within_the_budget_together() -> None:
     assert (record.truncated_chunks, record.hit_limit) == (1, True)
 
 
-@pytest.mark.parametrize("more", ["\n2. Walk", "\n\n**3) Eat"])
-def test_a_text_ends_where_another_point_begins(more: str) -> None:
+@pytest.mark.parametrize("next_point", ["\n2. Walk", "\n\n**3) Eat"])
+def test_a_text_ends_where_another_point_begins(next_point: str) -> None:
     record = answered(
-        puppet(lambda question: model(question) + more * question.endswith("1 only."))
+        puppet(lambda question: model(question) + next_point * question.endswith("1 only."))
     )
     assert record.text == "1. Sleep: Enough.\n2. Walk daily: A mile.\n3. Eat: Greens, and fruit."
     assert not record.hit_limit
@@ -119,8 +119,8 @@ def test_points_are_numbered_lines_with_rising_numbers_and_new_headings(
     outline: str, points: Sequence[tuple[int, str]]
 ) -> None:
     assert list(points_of(outline).items()) == points
-    whole = points_of(f"{outline}\n99. Cut", cut_off=True)
-    assert whole == points_of(outline), "a last line that was cut off is none"
+    complete_points = points_of(f"{outline}\n99. Cut", cut_off=True)
+    assert complete_points == points_of(outline), "a last line that was cut off is none"
 
 
 # transformers' own `generate` writes what sequential decoding writes, and says what it took
@@ -132,39 +132,40 @@ QUESTIONS = [question_of(text) for text in ("Hello", "Two cities, two cities, tw
 
 @pytest.fixture(scope="module")
 def decoder(tiny_checkpoint: TinyCheckpoint) -> LocalDecoder:
-    """Return the tiny model without its fondness for tags, which nothing bans in `generate`."""
-    found = torch_decoder(tiny_checkpoint.base, None)
-    assert isinstance(found.engine, TorchEngine)
-    rows_VD = found.engine.model.get_parameter("model.embed_tokens.weight")
+    """Return the tiny model without tags: `generate` does not ban them where they are wrong."""
+    decoder = torch_decoder(tiny_checkpoint.base, None)
+    assert isinstance(decoder.engine, TorchEngine)
+    rows_VD = decoder.engine.model.get_parameter("model.embed_tokens.weight")
     with torch.no_grad():
-        rows_VD[sorted(found.vocabulary.control.ids)] = 0
-    return found
+        rows_VD[sorted(decoder.vocabulary.control.ids)] = 0
+    return decoder
 
 
-def asked(method: Method) -> list[Record]:
-    found = {record.id: record for record in ask_all(method, QUESTIONS, Plan(max_concurrency=2))}
-    records = [found[question.id] for question in QUESTIONS]
+def answers_of(method: Method) -> list[Record]:
+    answers = ask_all(method, QUESTIONS, Plan(max_concurrency=2))
+    by_id = {record.id: record for record in answers}
+    records = [by_id[question.id] for question in QUESTIONS]
     assert [record.error for record in records] == [None] * len(QUESTIONS)
     return records
 
 
 @pytest.mark.parametrize("name", ["hf", "lookup"])
 def test_the_answers_are_those_of_sequential_decoding(decoder: LocalDecoder, name: str) -> None:
-    own = asked(make_method("sequential", decoder, CONFIG))
-    theirs = asked(make_method(name, decoder, CONFIG))
-    for one, other in zip(theirs, own, strict=True):
-        assert (one.text, one.hit_limit) == (other.text, other.hit_limit)
-    steps = [one.critical_path for one in theirs]
+    sequential = answers_of(make_method("sequential", decoder, CONFIG))
+    theirs = answers_of(make_method(name, decoder, CONFIG))
+    for answer, expected in zip(theirs, sequential, strict=True):
+        assert (answer.text, answer.hit_limit) == (expected.text, expected.hit_limit)
+    steps = [answer.critical_path for answer in theirs]
     if name == "hf":
-        assert steps == [one.fed_tokens - 1 for one in theirs]
+        assert steps == [answer.fed_tokens - 1 for answer in theirs]
     else:
-        assert sum(steps) < sum(one.critical_path for one in own)
+        assert sum(steps) < sum(answer.critical_path for answer in sequential)
 
 
 def test_sampled_answers_follow_from_the_seed(decoder: LocalDecoder) -> None:
     def texts(seed: int) -> list[str]:
         sampled = GenerationConfig(max_tokens=20, temperature=1.0, top_p=0.9, seed=seed)
-        return [one.text for one in asked(make_method("hf", decoder, sampled))]
+        return [answer.text for answer in answers_of(make_method("hf", decoder, sampled))]
 
     before = torch.random.get_rng_state()
     assert texts(1) == texts(1) != texts(2)

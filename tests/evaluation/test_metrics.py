@@ -1,4 +1,4 @@
-"""Speedups, shares and their intervals, worked by hand, with failures inside."""
+"""Speedups, shares and intervals by hand. Failures count in all of them."""
 
 import math
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.evaluation.runfolders import failed, parallel, record
 
 def run_of(method: str, records: list[Record]) -> RunFolder:
     settings = {"method": method, "max_tokens": 400}
-    return RunFolder(Path(method), settings, {one.id: one for one in records})
+    return RunFolder(Path(method), settings, {answer.id: answer for answer in records})
 
 
 def figures_of(ours: list[Record], theirs: list[Record] | None = None) -> Figures:
@@ -24,43 +24,44 @@ def figures_of(ours: list[Record], theirs: list[Record] | None = None) -> Figure
 
 def test_an_interval_is_that_of_the_normal_distribution_where_there_are_many_prompts() -> None:
     values_P = np.random.default_rng(0).normal(3.0, 2.0, 400)
-    found, error = mean(values_P), 1.96 * values_P.std() / 20
-    assert found.low == pytest.approx(values_P.mean() - error, abs=0.03)
-    assert found.high == pytest.approx(values_P.mean() + error, abs=0.03)
+    interval = mean(values_P)
+    error = 1.96 * values_P.std() / 20
+    assert interval.low == pytest.approx(values_P.mean() - error, abs=0.03)
+    assert interval.high == pytest.approx(values_P.mean() + error, abs=0.03)
 
 
 def test_speedups_are_geometric_means_of_each_prompts_ratio() -> None:
-    found = figures_of([parallel(0, critical_path=50), parallel(1, critical_path=25)]).speedups
+    speedups = figures_of([parallel(0, critical_path=50), parallel(1, critical_path=25)]).speedups
     # Of 100 tokens: 2 and 4 times, so the root of 8.
-    assert found["tokens_per_step"].value == pytest.approx(math.sqrt(8))
-    assert found["speedup_in_steps"].value == pytest.approx(math.sqrt(8))
+    assert speedups["tokens_per_step"].value == pytest.approx(math.sqrt(8))
+    assert speedups["speedup_in_steps"].value == pytest.approx(math.sqrt(8))
     shorter = parallel(0, plain_tokens=60, critical_path=30)
-    found = figures_of([shorter], [record(0, plain_tokens=300)]).speedups
-    assert found["tokens_per_step"].value == pytest.approx(2)
-    assert found["speedup_in_steps"].value == pytest.approx(10), "the baseline's tokens count"
+    speedups = figures_of([shorter], [record(0, plain_tokens=300)]).speedups
+    assert speedups["tokens_per_step"].value == pytest.approx(2)
+    assert speedups["speedup_in_steps"].value == pytest.approx(10), "the baseline's tokens count"
 
 
 def test_a_failed_request_counts_with_its_whole_budget() -> None:
     base = [record(number, turns="t") for number in range(2)]
-    found = figures_of([parallel(0, turns="t", seconds=5.0), failed(1, turns="t")], base)
-    assert (found.prompts, found.failures) == (2, 1)
-    assert found.speedups["tokens_per_step"].value == pytest.approx(math.sqrt(2 * 1))
+    figures = figures_of([parallel(0, turns="t", seconds=5.0), failed(1, turns="t")], base)
+    assert (figures.prompts, figures.failures) == (2, 1)
+    assert figures.speedups["tokens_per_step"].value == pytest.approx(math.sqrt(2 * 1))
     # 400 steps for the baseline's 100 tokens, 60 seconds for its 10.
-    assert found.speedups["speedup_in_steps"].value == pytest.approx(math.sqrt(2 / 4))
-    assert found.speedups["wall_clock"].value == pytest.approx(math.sqrt(2 * 10 / 60))
+    assert figures.speedups["speedup_in_steps"].value == pytest.approx(math.sqrt(2 / 4))
+    assert figures.speedups["wall_clock"].value == pytest.approx(math.sqrt(2 * 10 / 60))
 
 
 def test_a_prompt_without_a_baseline_has_no_ratio_and_is_counted() -> None:
-    found = figures_of([parallel(0), parallel(1)], [record(0), failed(1)])
-    assert found.no_baseline == 1
-    assert found.speedups["speedup_in_steps"].value == pytest.approx(2)
-    assert found.speedups["tokens_per_step"].value == pytest.approx(2)
+    figures = figures_of([parallel(0), parallel(1)], [record(0), failed(1)])
+    assert figures.no_baseline == 1
+    assert figures.speedups["speedup_in_steps"].value == pytest.approx(2)
+    assert figures.speedups["tokens_per_step"].value == pytest.approx(2)
 
 
 def test_there_is_a_wall_clock_speedup_only_where_both_were_timed() -> None:
     for ours, theirs in (("t", "t"), ("t", None), (None, "t")):
-        found = figures_of([parallel(0, turns=ours)], [record(0, turns=theirs)]).speedups
-        assert ("wall_clock" in found) is (ours == theirs)
+        speedups = figures_of([parallel(0, turns=ours)], [record(0, turns=theirs)]).speedups
+        assert ("wall_clock" in speedups) is (ours == theirs)
 
 
 def test_seconds_of_other_turns_and_a_record_without_seconds_are_refused() -> None:
@@ -90,12 +91,12 @@ def test_seams_are_shares_of_answers_and_item_counts_of_those_with_a_verdict() -
 
 
 def test_shares_are_of_all_answers_failures_included() -> None:
-    found = figures_of([parallel(0), record(1), failed(2), parallel(3, hit_limit=True)])
-    assert found.with_promise.value == pytest.approx(0.5)
-    assert found.hit_limit.value == pytest.approx(0.25)
-    assert found.plain_tokens.value == pytest.approx(75)
-    assert (found.chunks_mean, found.repeated_chunks) == (1, 0)
+    figures = figures_of([parallel(0), record(1), failed(2), parallel(3, hit_limit=True)])
+    assert figures.with_promise.value == pytest.approx(0.5)
+    assert figures.hit_limit.value == pytest.approx(0.25)
+    assert figures.plain_tokens.value == pytest.approx(75)
+    assert (figures.chunks_mean, figures.repeated_chunks) == (1, 0)
     bad = parallel(0, interventions=3, truncated_chunks=1, repeated_chunks=2)
-    found = figures_of([bad, parallel(1)])
-    assert found.interventions_per_token == pytest.approx(3 / 200)
-    assert (found.truncated_chunks, found.repeated_chunks) == (1 / 4, 2 / 4)
+    figures = figures_of([bad, parallel(1)])
+    assert figures.interventions_per_token == pytest.approx(3 / 200)
+    assert (figures.truncated_chunks, figures.repeated_chunks) == (1 / 4, 2 / 4)

@@ -26,22 +26,22 @@ def runs(tmp_path: Path) -> Path:
     write_run(folder / "sequential", "sequential", [record(n) for n in range(12)])
     write_run(folder / "pasta-fast", "pasta", [parallel(n, critical_path=30) for n in range(12)])
     write_run(folder / "sot", "sot", [parallel(n, critical_path=60) for n in range(12)])
-    some = [failed(n) if n == 3 else parallel(n, critical_path=70) for n in range(12)]
-    write_run(folder / "apar", "apar", some)
+    with_failure = [failed(n) if n == 3 else parallel(n, critical_path=70) for n in range(12)]
+    write_run(folder / "apar", "apar", with_failure)
     return folder
 
 
 def annotate(folder: Path, preferences: list[float | None], text: str = PLAIN) -> None:
     """Write what alpaca_eval writes, its leaderboard included."""
-    where = folder / "judge"
-    where.mkdir()
+    judge_folder = folder / "judge"
+    judge_folder.mkdir()
     rows = [
         {"instruction": f"What about {n}?", "output_1": f"This about {n}.", "output_2": text,
          "annotator": "somebody", "preference": preference}
         for n, preference in enumerate(preferences)
     ]  # fmt: skip
-    (where / "annotations.json").write_text(json.dumps(rows))
-    (where / "leaderboard.csv").write_text(
+    (judge_folder / "annotations.json").write_text(json.dumps(rows))
+    (judge_folder / "leaderboard.csv").write_text(
         ",win_rate,standard_error,length_controlled_winrate,lc_standard_error\n"
         f"other,1,1,1,1\n{folder.name},80,4,55.5,2.0\n"
     )
@@ -96,23 +96,23 @@ def test_runs_are_found_alone_and_inside_a_folder_and_the_baseline_comes_first(r
     with pytest.raises(PastaError, match="no run folder of"):
         find_runs([runs.parent / "nowhere"])
     write_run(runs / "hf", "hf", [record(n) for n in range(12)], engine="transformers")
-    found = report_of(runs / "sot", runs)
-    labels = [summary.run.label for summary in found.summaries]
+    report = report_of(runs / "sot", runs)
+    labels = [summary.run.label for summary in report.summaries]
     assert labels == ["sequential", "sot", "apar", "hf", "pasta-fast"]
-    assert "hf ran on transformers, the baseline on None" in found.notes
+    assert "hf ran on transformers, the baseline on None" in report.notes
     for path in runs.glob("*/run.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"prompts": {"number": 20}}))
     assert "sot: 8 prompts of its file are not answered yet" in report_of(runs).notes
 
 
 def test_the_numbers_are_json_with_failures_inside(runs: Path) -> None:
-    found = json.loads(json.dumps(numbers(report_of(runs))))
-    apar = found["runs"]["apar"]
+    report = json.loads(json.dumps(numbers(report_of(runs))))
+    apar = report["runs"]["apar"]
     assert apar["failures"] == 1
     assert apar["seams"]["mixed_markup"]["value"] == 0
     product = math.prod([100 / 70] * 11 + [100 / 400])
     assert apar["speedups"]["speedup_in_steps"]["value"] == pytest.approx(product ** (1 / 12))
-    assert found["notes"] == [
+    assert report["notes"] == [
         "no win rates: give --judge-base-url and --judge-model, or run alpaca_eval on the "
         "model_outputs.json of two run folders"
     ]
@@ -120,13 +120,13 @@ def test_the_numbers_are_json_with_failures_inside(runs: Path) -> None:
 
 def test_win_rates_are_those_of_alpaca_eval_and_a_missing_verdict_is_no_tie(runs: Path) -> None:
     annotate(runs / "sot", [2.0] * 6 + [1.0] * 2 + [None] * 3)  # and the twelfth is not there
-    found = report_of(runs)
-    sot = next(one for one in found.summaries if one.run.label == "sot")
+    report = report_of(runs)
+    [sot] = [summary for summary in report.summaries if summary.run.label == "sot"]
     lc = sot.verdicts.win_rates["lc_win_rate"]
     assert (lc.value, lc.low, lc.high) == pytest.approx((55.5, 55.5 - 3.92, 55.5 + 3.92))
     assert sot.verdicts.win_rates["win_rate"].value == pytest.approx(75)
-    assert "sot: 4 prompts without a verdict" in found.notes
-    assert numbers(found)["runs"]["sot"]["judge"] == "somebody"
+    assert "sot: 4 prompts without a verdict" in report.notes
+    assert numbers(report)["runs"]["sot"]["judge"] == "somebody"
 
 
 def test_the_page_opens_alone_and_no_answer_is_markup(
@@ -137,9 +137,9 @@ def test_the_page_opens_alone_and_no_answer_is_markup(
         parallel(n, annotated=f"Two & {chunk} end", text=f"Two & {HOSTILE} end") for n in range(12)
     ]
     write_run(runs / "sot", "sot", hostile, machine="<script>x</script>")
-    asked = f"What?{HOSTILE}"
+    question = f"What?{HOSTILE}"
     for path in runs.glob("*/records.jsonl"):
-        path.write_text(path.read_text().replace("What about 3?", json.dumps(asked)[1:-1]))
+        path.write_text(path.read_text().replace("What about 3?", json.dumps(question)[1:-1]))
     for label in ("pasta-fast", "apar"):
         annotate(runs / label, [1.2, 1.4, 2.0] if label == "pasta-fast" else [1.2])
     out = tmp_path / "report"
@@ -164,8 +164,8 @@ def test_the_page_opens_alone_and_no_answer_is_markup(
 def test_judged_runs_are_points_of_speed_against_win_rate(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some = write_run(runs / r"a $\frac{1}{2$", "pasta", [parallel(n) for n in range(12)])
-    annotate(some, [2.0, 1.0])
+    odd_name = write_run(runs / r"a $\frac{1}{2$", "pasta", [parallel(n) for n in range(12)])
+    annotate(odd_name, [2.0, 1.0])
     assert plot(report_of(runs / "sequential", runs / "sot")) == ""
     page = render(report_of(runs))
     assert "<svg" in page

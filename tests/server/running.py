@@ -43,7 +43,7 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """What the first choice of a chat says, streamed or whole."""
+        """The text of the first choice of a chat, streamed or plain."""
         assert self.status == 200, self.body
         if not self.body.startswith(b"data: "):
             return str(self.json["choices"][0]["message"]["content"])
@@ -54,8 +54,8 @@ class Reply:
     @property
     def error(self) -> dict[str, Any]:
         """The error, which has OpenAI's shape."""
-        found = ErrorReply.model_validate_json(self.body, extra="forbid")
-        return found.error.model_dump()
+        reply = ErrorReply.model_validate_json(self.body, extra="forbid")
+        return reply.error.model_dump()
 
 
 @dataclass(frozen=True)
@@ -72,28 +72,30 @@ class Running:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, **settings: Any) -> openai.OpenAI:
-        given: dict[str, Any] = {"api_key": "none", "max_retries": 0, **settings}
-        return openai.OpenAI(base_url=f"{self.url}/v1", **given)
+        arguments: dict[str, Any] = {"api_key": "none", "max_retries": 0, **settings}
+        return openai.OpenAI(base_url=f"{self.url}/v1", **arguments)
 
     def ask(self, path: str, body: Any = None, *, method: str = "", **headers: str) -> Reply:
         """Send one request; a body that is not bytes is sent as JSON."""
         raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        named = {"Content-Type": "application/json"}
-        named |= {name.replace("_", "-"): value for name, value in headers.items()}
+        all_headers = {"Content-Type": "application/json"}
+        all_headers |= {name.replace("_", "-"): value for name, value in headers.items()}
         method = method or ("GET" if body is None else "POST")
         with closing(HTTPConnection("127.0.0.1", self.port, timeout=120)) as connection:
-            connection.request(method, path, raw, named)
-            got = connection.getresponse()
-            found = {name.lower(): value for name, value in got.getheaders()}
-            return Reply(got.status, found, got.read())
+            connection.request(method, path, raw, all_headers)
+            response = connection.getresponse()
+            received_headers = {name.lower(): value for name, value in response.getheaders()}
+            return Reply(response.status, received_headers, response.read())
 
-    def metric(self, line: str) -> float:
-        """Return a metric by all that stands before its value."""
-        lines = self.ask("/metrics").body.decode().splitlines()
-        return next(float(one.rpartition(" ")[2]) for one in lines if one.startswith(f"{line} "))
+    def metric(self, name: str) -> float:
+        """Return the value of a metric by its name and labels, as they are printed."""
+        for line in self.ask("/metrics").body.decode().splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.rpartition(" ")[2])
+        raise LookupError(name)
 
     def wait_until_idle(self) -> None:
-        """Wait until nothing is held and nobody is waiting; fails if that does not come."""
+        """Wait until no answer is left and the cache holds prompts only."""
         until(lambda: self.backend.unended == 0)
         engine = self.decoder.engine
         until(lambda: engine.slots_in_use == self.backend.activity.kept_slots)
@@ -104,16 +106,22 @@ def running(
     decoder: LocalDecoder,
     baseline: Callable[[], LocalDecoder] | None = None,
     *,
-    own: Decoder | None = None,
+    served_decoder: Decoder | None = None,
     model: str = MODEL,
     max_requests: int = 8,
     max_queue: int = 64,
     drain_seconds: float = 5.0,
     **settings: Any,
 ) -> Iterator[Running]:
-    """Serve `decoder`, or `own` in its place, until the block ends; and a baseline beside it."""
-    metrics, listener = Metrics(), open_socket("127.0.0.1", 0)
-    backend = Backend(lambda: own or decoder, metrics, LoadLimits(max_requests, max_queue))
+    """Serve a decoder, and perhaps a baseline, until the block ends.
+
+    served_decoder: served in the place of `decoder`, for a decoder of another type.
+    """
+    metrics = Metrics()
+    listener = open_socket("127.0.0.1", 0)
+    backend = Backend(
+        lambda: served_decoder or decoder, metrics, LoadLimits(max_requests, max_queue)
+    )
     backends = {model: backend}
     if baseline is not None:
         backends[BASELINE] = Backend(baseline, metrics, LoadLimits())
@@ -131,7 +139,7 @@ def running(
 
 
 def head(length: int) -> bytes:
-    """How a request with a body begins, for clients that do not behave."""
+    """Return the head of a request with a body, for tests that send a wrong body."""
     return (
         f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         f"Connection: close\r\nContent-Length: {length}\r\n\r\n"

@@ -41,10 +41,11 @@ LONG: dict[str, Any] = GOOD | {"max_tokens": TOKENS}
 
 
 def test_a_cancelled_answer_is_freed_within_one_step(decoder: LocalDecoder) -> None:
-    permits, begun = Semaphore(6), list[int]()
+    permits = Semaphore(6)
+    begun_steps: list[int] = []
 
     def hook(steps: int) -> None:
-        begun.append(steps)
+        begun_steps.append(steps)
         permits.acquire()
 
     stepped = endless(decoder, hook)
@@ -58,12 +59,12 @@ def test_a_cancelled_answer_is_freed_within_one_step(decoder: LocalDecoder) -> N
             pieces = aiter(answers)
             for _ in range(4):
                 await anext(pieces)
-            await asyncio.to_thread(until, lambda: len(begun) == 7)
+            await asyncio.to_thread(until, lambda: len(begun_steps) == 7)
             assert engine.slots_in_use > 0
         # The engine waits inside its seventh step; it may finish that one, and begins no other.
         permits.release()
         await asyncio.to_thread(until, lambda: engine.slots_in_use == 0)
-        assert (len(begun), backend.unended) == (7, 0)
+        assert (len(begun_steps), backend.unended) == (7, 0)
         await backend.stop()
 
     asyncio.run(leave_after_some_text())
@@ -142,7 +143,7 @@ def test_a_server_that_is_told_to_stop_tells_its_clients(
             assert (got.status, got.error["code"]) == (503, "server_stopping")
             assert int(got.headers["retry-after"]) > 0
         until(lambda: server.backend.unended == 0)  # the last bytes leave before the answers close
-    assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 # Many clients, many of whom leave
@@ -159,18 +160,21 @@ def test_random_disconnects_and_timeouts_leave_nothing_behind(
 ) -> None:
     if scripted:
         decoder = with_engine(decoder, shuffled(decoder.engine.vocabulary_size))
-    rules, sampling = Rules(max_tokens=24), SamplingParams()
-    alone = {one: decoder.answer(decoder.request(one, rules, sampling)).text for one in PROMPTS}
-    threads, ends = threading.active_count(), Counter[str]()
+    expected = {}
+    for prompt in PROMPTS:
+        request = decoder.request(prompt, Rules(max_tokens=24), SamplingParams())
+        expected[prompt] = decoder.answer(request).text
+    threads = threading.active_count()
+    ends: Counter[str] = Counter()
     with running(decoder, max_requests=4, max_queue=6) as server:
         with ThreadPoolExecutor(16) as pool:
             for quarter in range(4):
                 numbers = range(quarter, requests, 4)
-                ends.update(pool.map(lambda number: visit(server, number, alone), numbers))
+                ends.update(pool.map(lambda number: visit(server, number, expected), numbers))
                 server.wait_until_idle()
         assert server.ask("/health").json == {"status": "ok", "running": 0, "waiting": 0}
-        for held in ("live_threads", "queue", "running", "cache_cells"):
-            assert server.metric(f"pasta_{held}") == 0
+        for gauge in ("live_threads", "queue", "running", "cache_cells"):
+            assert server.metric(f"pasta_{gauge}") == 0
     assert threading.active_count() == threads
     assert ends.total() == requests
     assert all(ends[end] > 0 for end in ("right", "left", "refused"))
@@ -179,9 +183,10 @@ def test_random_disconnects_and_timeouts_leave_nothing_behind(
 def visit(server: Running, number: int, expected: Mapping[str, str]) -> str:
     """Ask; then stay to the end, or leave early, or have no patience, or ask for nonsense."""
     chance = random.Random(number)
-    prompt, stream = chance.choice(list(expected)), chance.random() < 0.6
-    asked = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 24}
-    body = json.dumps(GOOD | asked | {"stream": stream}).encode()
+    prompt = chance.choice(list(expected))
+    stream = chance.random() < 0.6
+    question = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 24}
+    body = json.dumps(GOOD | question | {"stream": stream}).encode()
     if chance.random() < 0.1:
         body = chance.choice(NONSENSE)
     patience_s = chance.choice([60.0, 60.0, 0.02])

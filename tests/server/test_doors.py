@@ -26,11 +26,11 @@ def connected(server: Running) -> socket.socket:
 
 def all_of(client: socket.socket) -> bytes:
     """Return what is received until the server closes the connection."""
-    got = b""
+    received = b""
     with suppress(ConnectionError):
-        while more := client.recv(2**16):
-            got += more
-    return got
+        while data := client.recv(2**16):
+            received += data
+    return received
 
 
 def test_room_is_asked_for_again_when_answers_are_handed_in() -> None:
@@ -69,9 +69,9 @@ def test_the_key_is_asked_for_where_answers_and_figures_are(scripted: LocalDecod
 
 
 def test_without_a_key_only_its_own_names_reach_the_server(scripted: LocalDecoder) -> None:
-    own = ("localhost:8000", "LOCALHOST", "[::1]:80", "pasta.localhost", "box.lan")
+    own_names = ("localhost:8000", "LOCALHOST", "[::1]:80", "pasta.localhost", "box.lan")
     with running(scripted, hosts=("box.lan",)) as server:
-        for host in own:
+        for host in own_names:
             assert [server.ask(path, Host=host).status for path in ("/", "/v1/models")] == [200] * 2
         for host in ("evil.example", "127.0.0.1.evil.example", ""):
             assert [server.ask(path, Host=host).status for path in ("/", "/v1/models")] == [400] * 2
@@ -80,7 +80,7 @@ def test_without_a_key_only_its_own_names_reach_the_server(scripted: LocalDecode
 def test_a_full_queue_is_429_and_says_when_to_try_again(decoder: LocalDecoder) -> None:
     with running(endless(decoder), max_requests=1, max_queue=1) as server:
         client = server.client()
-        held = [
+        streams = [
             client.chat.completions.create(**GOOD | {"max_tokens": 1500}, stream=True)
             for _ in range(2)
         ]
@@ -90,7 +90,7 @@ def test_a_full_queue_is_429_and_says_when_to_try_again(decoder: LocalDecoder) -
         assert server.ask("/health").json == {"status": "ok", "running": 1, "waiting": 1}
         with pytest.raises(openai.RateLimitError):
             client.chat.completions.create(**GOOD)
-        for stream in held:
+        for stream in streams:
             stream.close()
         server.wait_until_idle()
         never = server.ask(CHAT, GOOD | {"n": 3})
@@ -102,7 +102,7 @@ def test_a_full_queue_is_429_and_says_when_to_try_again(decoder: LocalDecoder) -
 LARGE = json.dumps(GOOD | {"user": "x" * 4000}).encode()
 CHUNKED = head(5).replace(b"Content-Length: 5", b"Transfer-Encoding: chunked")
 TWO_LENGTHS = head(5).replace(b"Connection: close", b"Transfer-Encoding: chunked") + b"0\r\n\r\n"
-# what is sent, the status of the only reply, and what it says
+# the bytes of a request, the status of the only reply, and a part of its message
 BODIES: list[tuple[bytes, bytes, bytes]] = [
     (head(len(LARGE)) + LARGE, b"413", b"the body is too large for this server"),
     (CHUNKED + b"%x\r\n" % len(LARGE) + LARGE, b"413", b"the body is too large for this server"),
@@ -113,12 +113,12 @@ BODIES: list[tuple[bytes, bytes, bytes]] = [
 
 def test_bodies_are_bounded_in_size_and_time(scripted: LocalDecoder) -> None:
     with running(scripted, max_body_bytes=2000, body_s=0.2) as server:
-        for sent, status, said in BODIES:
+        for request, status, message in BODIES:
             with connected(server) as client:
-                client.sendall(sent)
+                client.sendall(request)
                 got = all_of(client)
             assert got.startswith(b"HTTP/1.1 " + status)
-            assert (got.count(b"HTTP/1.1 "), said in got) == (1, True)
+            assert (got.count(b"HTTP/1.1 "), message in got) == (1, True)
 
 
 def test_idle_connections_beyond_the_limit_are_closed_and_leave_room(
@@ -127,14 +127,14 @@ def test_idle_connections_beyond_the_limit_are_closed_and_leave_room(
     monkeypatch.setattr(listen, "MAX_CONNECTIONS", 3)
     monkeypatch.setattr(listen, "HEAD_S", 2.0)
     with running(scripted) as server, ExitStack() as clients:
-        held = [clients.enter_context(connected(server)) for _ in range(3)]
+        admitted = [clients.enter_context(connected(server)) for _ in range(3)]
         beyond = [clients.enter_context(connected(server)) for _ in range(9)]
-        assert [all_of(one) for one in beyond] == [b""] * 9
-        held[0].close()
+        assert [all_of(client) for client in beyond] == [b""] * 9
+        admitted[0].close()
         until(lambda: len(server.http.server_state.connections) < 3)
         assert server.ask("/health").status == 200
-        assert [all_of(one) for one in held[1:]] == [b"", b""], "they ask for nothing"
-    assert [one for one in caplog.records if one.levelname != "INFO"] == []
+        assert [all_of(client) for client in admitted[1:]] == [b"", b""], "they ask for nothing"
+    assert [record for record in caplog.records if record.levelname != "INFO"] == []
 
 
 def test_every_reply_has_its_own_name_and_a_type_that_is_not_guessed(server: Running) -> None:

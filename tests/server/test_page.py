@@ -30,9 +30,9 @@ def browser() -> Iterator[Any]:
     if path is None:
         pytest.skip("needs a Chromium; CHROMIUM names it")
     with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield found
-        found.close()
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture
@@ -40,14 +40,14 @@ def page(browser: Any) -> Iterator[Any]:
     """Return an empty page; a script error or a breach of the policy fails the test."""
     errors: list[str] = []
     context = browser.new_context()
-    found = context.new_page()
-    found.set_default_timeout(60_000)
-    found.on("pageerror", lambda error: errors.append(str(error)))
-    found.on(
+    empty_page = context.new_page()
+    empty_page.set_default_timeout(60_000)
+    empty_page.on("pageerror", lambda error: errors.append(str(error)))
+    empty_page.on(
         "console",
         lambda line: errors.append(line.text) if "Content Security Policy" in line.text else None,
     )
-    yield found
+    yield empty_page
     context.close()
     assert errors == []
 
@@ -70,8 +70,8 @@ def test_an_answer_appears_with_its_threads_and_figures(page: Any, decoder: Loca
     with running(with_engine(decoder, script, slow)) as server:
         assert "with 2 threads" in ask(page, server.url)
         assert not page.get_by_label("Race the sequential baseline").is_visible()
-        shown = page.locator("#parallel").inner_text()
-        assert shown == "1. First a<b\n2. an apple\n\nDone."
+        text = page.locator("#parallel").inner_text()
+        assert text == "1. First a<b\n2. an apple\n\nDone."
         assert page.locator("#parallel strong").inner_text() == "First"
         assert page.locator("#parallel .chunk").inner_text() == "an apple"
         names = page.locator("#timeline .name").all_text_contents()

@@ -19,7 +19,8 @@ LONG = GOOD | {"max_tokens": 60}
 
 @pytest.fixture
 def fake(decoder: LocalDecoder) -> Iterator[Fake]:
-    size, end = decoder.engine.vocabulary_size, min(decoder.vocabulary.eos_ids)
+    size = decoder.engine.vocabulary_size
+    end = min(decoder.vocabulary.eos_ids)
     with serving(Fake(saying(decoder), size, end)) as fake:
         yield fake
         until(lambda: fake.live == 0)
@@ -31,7 +32,7 @@ def server(decoder: LocalDecoder, fake: Fake, tiny_checkpoint: TinyCheckpoint) -
     remote = remote_decoder(tiny_checkpoint.source, [fake.url], joining=Joining.text)
     service = replace(remote.service, retries=1, pause_s=0.01, cooldown_s=0.2)
     local = replace(with_engine(decoder, saying(decoder)), joining=Joining.text)
-    with running(local, own=replace(remote, service=service)) as server:
+    with running(local, served_decoder=replace(remote, service=service)) as server:
         yield server
         server.wait_until_idle()
 

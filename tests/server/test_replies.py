@@ -1,4 +1,4 @@
-"""What clients get: the official client, streamed and whole, equal to what the decoder writes."""
+"""Replies to the official client: streamed and plain, they are equal to the decoder's answer."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,14 +13,14 @@ from tests.server.running import CHAT, GOOD, MODEL, Running, running, saying, wi
 TOKENS = 48
 
 
-def whole(server: Running, prompt: str, **changes: Any) -> Any:
+def complete_chat(server: Running, prompt: str, **changes: Any) -> Any:
     settings: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": TOKENS} | changes
     messages: list[Any] = [{"role": "user", "content": prompt}]
     return server.client().chat.completions.create(messages=messages, **settings)
 
 
 def streamed(server: Running, prompt: str, **settings: Any) -> list[Any]:
-    return list(whole(server, prompt, stream=True, **settings))
+    return list(complete_chat(server, prompt, stream=True, **settings))
 
 
 def text(server: Running, **changes: Any) -> str:
@@ -28,27 +28,28 @@ def text(server: Running, **changes: Any) -> str:
 
 
 def cost(reply: Any) -> dict[str, Any]:
-    """Return the usage, without what the cache happened to hold of the prompt."""
-    found: dict[str, Any] = reply.usage.model_dump()
-    assert found.pop("prompt_tokens_details")["cached_tokens"] < found["prompt_tokens"]
-    return found
+    """Return the usage without cached tokens, which depend on earlier requests."""
+    usage: dict[str, Any] = reply.usage.model_dump()
+    assert usage.pop("prompt_tokens_details")["cached_tokens"] < usage["prompt_tokens"]
+    return usage
 
 
 def text_of(chunks: list[Any], choice: int = 0) -> str:
-    pieces = (one for chunk in chunks for one in chunk.choices if one.index == choice)
+    pieces = (piece for chunk in chunks for piece in chunk.choices if piece.index == choice)
     return "".join(piece.delta.content or "" for piece in pieces)
 
 
 @pytest.mark.parametrize("prompt", ["Hello", "<async>tags</async>", "é 🎈 ü"])
 def test_stream_whole_reply_and_decoder_agree_to_the_byte(prompt: str, server: Running) -> None:
-    found, got = text_of(streamed(server, prompt)), whole(server, prompt)
+    streamed_text = text_of(streamed(server, prompt))
+    plain_reply = complete_chat(server, prompt)
     server.wait_until_idle()
-    asked = server.decoder.request(prompt, Rules(max_tokens=TOKENS), SamplingParams())
-    answer = server.decoder.answer(asked)
-    [choice] = got.choices
-    assert found == choice.message.content == answer.text
+    request = server.decoder.request(prompt, Rules(max_tokens=TOKENS), SamplingParams())
+    answer = server.decoder.answer(request)
+    [choice] = plain_reply.choices
+    assert streamed_text == choice.message.content == answer.text
     assert choice.finish_reason == answer.finish_reason
-    assert cost(got) == {
+    assert cost(plain_reply) == {
         "prompt_tokens": answer.trace.prompt_tokens,
         "completion_tokens": answer.fed_tokens,
         "total_tokens": answer.trace.prompt_tokens + answer.fed_tokens,
@@ -68,18 +69,19 @@ def test_a_stream_is_events_from_the_role_to_a_reason_and_the_usage(server: Runn
     chunks = streamed(server, "Hello", stream_options={"include_usage": True})
     first = {"role": "assistant", "content": ""}
     assert chunks[0].choices[0].delta.model_dump(exclude_unset=True) == first
-    reasons = [one.finish_reason for chunk in chunks for one in chunk.choices]
+    reasons = [piece.finish_reason for chunk in chunks for piece in chunk.choices]
     assert set(reasons[:-1]) == {None}
     assert reasons[-1] in ("stop", "length")
     assert chunks[-1].choices == []
-    assert cost(chunks[-1]) == cost(whole(server, "Hello"))
+    assert cost(chunks[-1]) == cost(complete_chat(server, "Hello"))
     assert all(chunk.usage is None for chunk in chunks[:-1])
     assert len({chunk.id for chunk in chunks}) == 1
 
 
 def test_fields_say_how_tokens_are_chosen(server: Running) -> None:
     """Each field is obeyed, and its neutral value changes nothing."""
-    plain, token = text(server), server.decoder.encoder.encode_text("a")[0]
+    plain = text(server)
+    [token] = server.decoder.encoder.encode_text("a")
     assert text(server, pasta_parallel=False, max_tokens=TOKENS) != text(server, max_tokens=TOKENS)
     assert text(server, min_p=0.2, repetition_penalty=1.0, presence_penalty=0) == plain
     assert text(server, frequency_penalty=2, presence_penalty=2, repetition_penalty=2) != plain
@@ -93,7 +95,7 @@ def test_fields_say_how_tokens_are_chosen(server: Running) -> None:
 
 def test_choices_differ_and_a_seed_repeats_them(server: Running) -> None:
     settings: dict[str, Any] = {"temperature": 1, "top_p": 0.9, "seed": 7, "n": 3}
-    first, again = (whole(server, "Hello", **settings) for _ in range(2))
+    first, again = (complete_chat(server, "Hello", **settings) for _ in range(2))
     texts = [choice.message.content for choice in first.choices]
     assert texts == [choice.message.content for choice in again.choices]
     assert len(set(texts)) == 3
@@ -105,32 +107,32 @@ def test_a_completion_goes_on_from_text_or_from_token_ids(server: Running) -> No
     client = server.client()
     ids = server.decoder.encoder.encode_plain("Once upon")
     settings: dict[str, Any] = {"model": MODEL, "max_tokens": 12, "temperature": 0}
-    one = client.completions.create(prompt="Once upon", **settings)
-    same = client.completions.create(prompt=ids, **settings)
-    both = client.completions.create(prompt=["Once upon", "Hello"], n=2, **settings)
+    from_text = client.completions.create(prompt="Once upon", **settings)
+    from_ids = client.completions.create(prompt=ids, **settings)
+    two_prompts = client.completions.create(prompt=["Once upon", "Hello"], n=2, **settings)
     stream = client.completions.create(prompt="Once upon", stream=True, **settings)
-    assert one.choices[0].text == same.choices[0].text == both.choices[1].text
-    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
-    assert "".join(chunk.choices[0].text for chunk in stream) == one.choices[0].text
-    assert one.usage is not None
-    assert one.usage.prompt_tokens == len(ids)
+    assert from_text.choices[0].text == from_ids.choices[0].text == two_prompts.choices[1].text
+    assert [choice.index for choice in two_prompts.choices] == [0, 1, 2, 3]
+    assert "".join(chunk.choices[0].text for chunk in stream) == from_text.choices[0].text
+    assert from_text.usage is not None
+    assert from_text.usage.prompt_tokens == len(ids)
 
 
 def test_a_conversation_is_read_as_openais_clients_write_it(server: Running) -> None:
     """Parts are lines, `developer` is `system`, and an assistant's turn may be empty."""
 
-    def said(system: str, silence: str | None, words: Any, **more: Any) -> str:
+    def reply(system: str, silence: str | None, words: Any, **assistant_fields: Any) -> str:
         messages = [
             {"role": system, "content": "Be kind."},
             {"role": "user", "content": "Hi"},
-            {"role": "assistant", "content": silence, **more},
+            {"role": "assistant", "content": silence, **assistant_fields},
             {"role": "user", "content": words},
         ]
         return text(server, messages=messages, max_completion_tokens=8)
 
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
-    first = said("developer", None, parts, tool_calls=[{"id": "1"}], refusal=None)
-    assert first == said("system", "", "Hel\nlo")
+    first = reply("developer", None, parts, tool_calls=[{"id": "1"}], refusal=None)
+    assert first == reply("system", "", "Hel\nlo")
 
 
 @pytest.fixture(scope="module")
@@ -143,23 +145,23 @@ def apple(decoder: LocalDecoder) -> Iterator[Running]:
 def test_live_events_tell_what_each_thread_does(apple: Running) -> None:
     chunks = streamed(apple, "Hello", stream_options={"pasta_events": True})
     assert text_of(chunks) == "One: an apple Done."
-    told = [one.model_extra.get("pasta_events", []) for chunk in chunks for one in chunk.choices]
-    found = [event for events in told for event in events]
-    assert [event["type"] for event in found if event["type"] != "delta"] == [
+    pieces = [piece for chunk in chunks for piece in chunk.choices]
+    events = [event for piece in pieces for event in piece.model_extra.get("pasta_events", [])]
+    assert [event["type"] for event in events if event["type"] != "delta"] == [
         *("opened", "closed", "synced", "finished")
     ]
-    opened = next(event for event in found if event["type"] == "opened")
+    opened = next(event for event in events if event["type"] == "opened")
     assert (opened["thread"], opened["topic"]) == (1, "fruit")
     texts = {MAIN: "", 1: ""}
-    for event in found:
+    for event in events:
         texts[event.get("thread", MAIN)] += event.get("text", "")
     assert texts == {MAIN: "One:  Done.", 1: "an apple"}
-    steps = [event["step"] for event in found]
+    steps = [event["step"] for event in events]
     assert steps == sorted(steps)
 
 
 def test_a_stop_string_cuts_the_text_in_reading_order(apple: Running) -> None:
-    plain = whole(apple, "Hello", stop=["le D"], logprobs=True)
+    plain = complete_chat(apple, "Hello", stop=["le D"], logprobs=True)
     chunks = streamed(apple, "Hello", stop=["le D"], stream_options={"include_usage": True})
     [choice] = plain.choices
     assert choice.message.content == text_of(chunks) == "One: an app"
@@ -170,8 +172,8 @@ def test_a_stop_string_cuts_the_text_in_reading_order(apple: Running) -> None:
 
 
 def test_logprobs_are_those_of_the_text_in_reading_order(apple: Running) -> None:
-    asked: Any = {"logprobs": True, "top_logprobs": 3, "max_tokens": 60}
-    [choice] = apple.ask(CHAT, GOOD | asked).json["choices"]
+    settings: Any = {"logprobs": True, "top_logprobs": 3, "max_tokens": 60}
+    [choice] = apple.ask(CHAT, GOOD | settings).json["choices"]
     tokens = choice["logprobs"]["content"]
     assert "".join(token["token"] for token in tokens) == "One: an apple Done."
     for token in tokens:
@@ -179,19 +181,20 @@ def test_logprobs_are_those_of_the_text_in_reading_order(apple: Running) -> None
         assert token["logprob"] <= 0
         assert token["top_logprobs"][0]["token"] == token["token"]
         assert len(token["top_logprobs"]) == 3
-    chunks = streamed(apple, "Hello", **asked)
-    told = [one.logprobs for chunk in chunks for one in chunk.choices if one.logprobs]
-    streamed_tokens = [token.token for one in told for token in one.content or []]
+    chunks = streamed(apple, "Hello", **settings)
+    pieces = [piece for chunk in chunks for piece in chunk.choices if piece.logprobs]
+    streamed_tokens = [token.token for piece in pieces for token in piece.logprobs.content or []]
     assert streamed_tokens == [token["token"] for token in tokens]
 
 
 def test_completions_tell_logprobs_with_their_places(server: Running) -> None:
-    asked = {"model": MODEL, "prompt": "Once", "max_tokens": 8, "temperature": 0, "logprobs": 2}
-    [choice] = server.ask("/v1/completions", asked).json["choices"]
-    told = choice["logprobs"]
-    assert "".join(told["tokens"]) == choice["text"]
-    ends = [sum(map(len, told["tokens"][:n])) for n in range(len(told["tokens"]))]
-    assert told["text_offset"] == ends
-    assert all(len(one) in (2, 3) for one in told["top_logprobs"])
-    bare = server.ask("/v1/completions", asked | {"logprobs": 0}).json["choices"][0]["logprobs"]
-    assert [list(one) for one in bare["top_logprobs"]] == [[one] for one in bare["tokens"]]
+    body = {"model": MODEL, "prompt": "Once", "max_tokens": 8, "temperature": 0, "logprobs": 2}
+    [choice] = server.ask("/v1/completions", body).json["choices"]
+    logprobs = choice["logprobs"]
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    ends = [sum(map(len, logprobs["tokens"][:n])) for n in range(len(logprobs["tokens"]))]
+    assert logprobs["text_offset"] == ends
+    assert all(len(alternatives) in (2, 3) for alternatives in logprobs["top_logprobs"])
+    bare = server.ask("/v1/completions", body | {"logprobs": 0}).json["choices"][0]["logprobs"]
+    top_tokens = [list(alternatives) for alternatives in bare["top_logprobs"]]
+    assert top_tokens == [[token] for token in bare["tokens"]]

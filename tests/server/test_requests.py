@@ -66,7 +66,7 @@ def test_a_body_that_is_no_request_is_refused(body: bytes, reason: str, server: 
 
 
 @pytest.mark.parametrize(
-    ("change", "param", "reason"), CHANGES, ids=[one[2][:30] for one in CHANGES]
+    ("change", "param", "reason"), CHANGES, ids=[reason[:30] for _, _, reason in CHANGES]
 )
 def test_a_wrong_field_is_refused_with_the_reason(
     change: dict[str, Any], param: str | None, reason: str, server: Running
