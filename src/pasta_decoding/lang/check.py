@@ -58,13 +58,14 @@ class Problem:
 
 def check(text: str, *, topic_required: bool = True) -> list[Problem]:
     """Return what is wrong with a response in the text form, in reading order."""
-    found: list[tuple[int, str]] = []
-    read(text, lambda pos, rule: found.append((pos, rule)))
+    broken_rules: list[tuple[int, str]] = []
+    read(text, lambda pos, rule: broken_rules.append((pos, rule)))
     for event in tags.parse(text):
         if isinstance(event, tags.Promise):
             rules = _promise_rules(event, topic_required=topic_required)
-            found += [(event.pos, rule) for rule in rules]
-    return _located(text, sorted(found, key=lambda problem: problem[0]))
+            broken_rules += [(event.pos, rule) for rule in rules]
+    broken_rules.sort(key=lambda pos_and_rule: pos_and_rule[0])
+    return _located(text, broken_rules)
 
 
 def warn(text: str) -> list[Problem]:
@@ -80,7 +81,8 @@ def warn(text: str) -> list[Problem]:
 
 def _promise_rules(promise: tags.Promise, *, topic_required: bool) -> list[str]:
     names = [name for name, _ in tags.attributes(promise.source)]
-    topic, tokens = valid_topic(promise.topic), valid_tokens(promise.tokens)
+    topic = valid_topic(promise.topic)
+    tokens = valid_tokens(promise.tokens)
     is_long = len((promise.topic or "").split()) > MAX_TOPIC_WORDS
     broken = {
         "missing-topic": topic_required and "topic" not in names,
@@ -92,14 +94,17 @@ def _promise_rules(promise: tags.Promise, *, topic_required: bool) -> list[str]:
         "bad-tokens": "tokens" in names and promise.tokens != tokens,
     }
     rules = [rule for rule, is_broken in broken.items() if is_broken]
-    canonical = promise.source == tags.promise_tag(topic, tokens)
-    return rules if rules or canonical else ["promise-form"]
+    if not rules and promise.source != tags.promise_tag(topic, tokens):
+        return ["promise-form"]
+    return rules
 
 
-def _located(text: str, found: list[tuple[int, str]]) -> list[Problem]:
-    starts = [0, *(pos + 1 for pos, char in enumerate(text) if char == "\n")]
+def _located(text: str, broken_rules: list[tuple[int, str]]) -> list[Problem]:
+    line_starts = [0, *(pos + 1 for pos, char in enumerate(text) if char == "\n")]
     problems = []
-    for pos, rule in found:
-        line = bisect_right(starts, pos)
-        problems.append(Problem(line, pos - starts[line - 1] + 1, rule, (RULES | WARNINGS)[rule]))
+    for pos, rule in broken_rules:
+        line = bisect_right(line_starts, pos)
+        column = pos - line_starts[line - 1] + 1
+        message = (RULES | WARNINGS)[rule]
+        problems.append(Problem(line, column, rule, message))
     return problems

@@ -127,18 +127,19 @@ def lay_out_rows(
     answer without a sync has one row, the same as under the `kv` join with `shared-max`.
     """
     rows: list[Layout] = []
-    copy, stretch = tuple(prompt), list[Segment]()
+    copied_ids = tuple(prompt)
+    stretch: list[Segment] = []
     builder = _Builder(SHARED_MAX, async_close)
     for segment in segments:
         if not isinstance(segment, SyncRun):
             stretch.append(segment)
             continue
-        rows.append(builder.layout(copy, stretch, segment.id))
-        copy += (*in_reading_order(stretch, async_close), segment.id)
+        rows.append(builder.layout(copied_ids, stretch, segment.id))
+        copied_ids += (*in_reading_order(stretch, async_close), segment.id)
         step = rows[-1].critical_path + 1
         builder = _Builder(SHARED_MAX, async_close, first_step=step, threads=builder.threads)
         stretch = []
-    return (*rows, builder.layout(copy, stretch, end))
+    return (*rows, builder.layout(copied_ids, stretch, end))
 
 
 def in_reading_order(segments: Sequence[Segment], async_close: int) -> tuple[int, ...]:
@@ -188,7 +189,7 @@ class _Builder:
             self.main[-1].label = end
         self._make_visible(len(self.main))
         columns = ("token", "thread", "position", "visible_until", "visible_from", "label", "step")
-        return Layout(*(tuple(getattr(one, name) for one in self.tokens) for name in columns))
+        return Layout(*(tuple(getattr(token, name) for token in self.tokens) for name in columns))
 
     def _add(self, segment: Segment) -> None:
         assert (self.promised is not None) == isinstance(segment, ChunkRun), (

@@ -52,24 +52,23 @@ def geometric_mean(ratios: Iterable[float]) -> float | None:
 
 
 def repetitions(tree: Tree) -> list[int]:
-    """Return which chunks are repeated ones: their places among the chunks, from 0."""
-    pairs = [_word_pairs(node.text) for node in tree if isinstance(node, Chunk)]
+    """Return the indices, among the chunks, of those that repeat an earlier one."""
+    chunks = [_word_pairs(node.text) for node in tree if isinstance(node, Chunk)]
     return [
-        place
-        for place, own in enumerate(pairs)
-        if own and any(len(own & other) > MOSTLY * len(own) for other in pairs[:place])
+        index
+        for index, chunk in enumerate(chunks)
+        if any(_mostly_in(chunk, sibling) for sibling in chunks[:index])
     ]
 
 
 def echoes(tree: Tree) -> list[int]:
-    """Return which chunks are echoed ones: their places among the chunks, from 0."""
-    main = set[tuple[str, str]]().union(
-        *(_word_pairs(node.text) for node in tree if isinstance(node, Span))
-    )
+    """Return the indices, among the chunks, of those that echo the main text."""
+    main: set[tuple[str, str]] = set()
+    for node in tree:
+        if isinstance(node, Span):
+            main |= _word_pairs(node.text)
     chunks = [_word_pairs(node.text) for node in tree if isinstance(node, Chunk)]
-    return [
-        place for place, own in enumerate(chunks) if own and len(own & main) > MOSTLY * len(own)
-    ]
+    return [index for index, chunk in enumerate(chunks) if _mostly_in(chunk, main)]
 
 
 def rep_4(text: str) -> float:
@@ -99,10 +98,15 @@ def _marker(word: str) -> str | None:
 
 def _empty_in_line(kinds: Sequence[str | None], *, in_list: bool) -> int:
     """Count the empty items of a line whose words are these markers, None for other words."""
-    doubled = sum(one is not None and one == other for one, other in pairwise(kinds))
+    doubled = sum(kind is not None and kind == next_kind for kind, next_kind in pairwise(kinds))
     *others, last = kinds
     ends_in_marker = last is not None and (others[-1:] == [last] or None not in others)
     return doubled + int(ends_in_marker and (bool(others) or in_list))
+
+
+def _mostly_in(pairs: set[tuple[str, str]], others: set[tuple[str, str]]) -> bool:
+    """Does `others` hold most of `pairs`? False if there are none."""
+    return len(pairs & others) > MOSTLY * len(pairs)
 
 
 def _word_pairs(text: str) -> set[tuple[str, str]]:

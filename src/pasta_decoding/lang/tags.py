@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 DEFAULT_TOKENS = 50
-"""The length of a chunk whose promise does not say one that can be read."""
+"""The length of a chunk, in tokens, whose promise has no readable length."""
 
 MAX_PROMISE_CHARS = 250
 """Characters between `<promise ` and `>`; with more of them it is text."""
@@ -68,20 +68,28 @@ TagEvent = Text | Promise | AsyncOpen | AsyncClose | Sync
 
 
 def parse(text: str) -> list[TagEvent]:
-    """Return the events of a whole text, whatever it holds."""
+    """Return the events of a complete text. Any text is accepted."""
     events: list[TagEvent] = []
-    said, begin, done = "", 0, 0  # the text since the last tag, where that ended, and what is read
-    for found in _WITH_BACKSLASHES.finditer(text):
-        backslashes, source = found.groups()
-        kept, literal = divmod(len(backslashes), 2)
-        said += text[done : found.start()] + "\\" * kept + (source if literal else "")
-        done = found.end()
-        if not literal:
-            events += [Text(begin, said)] if said else []
-            events.append(_tag(found.start(2), source))
-            said, begin = "", done
-    said += text[done:]
-    return [*events, Text(begin, said)] if said else events
+    span = ""  # the text since the last tag, escapes undone
+    span_start = 0
+    read_chars = 0
+    for attempt in _WITH_BACKSLASHES.finditer(text):
+        backslashes, source = attempt.groups()
+        escaped_backslashes, is_literal = divmod(len(backslashes), 2)
+        span += text[read_chars : attempt.start()] + "\\" * escaped_backslashes
+        read_chars = attempt.end()
+        if is_literal:
+            span += source
+            continue
+        if span:
+            events.append(Text(span_start, span))
+        events.append(_tag(attempt.start(2), source))
+        span = ""
+        span_start = read_chars
+    span += text[read_chars:]
+    if span:
+        events.append(Text(span_start, span))
+    return events
 
 
 def _tag(pos: int, source: str) -> TagEvent:
@@ -92,10 +100,10 @@ def _tag(pos: int, source: str) -> TagEvent:
             return AsyncClose(pos)
         case "<sync/>":
             return Sync(pos)
-    first = dict(reversed(attributes(source)))
-    tokens = first.get("tokens", "")
+    first_values = dict(reversed(attributes(source)))  # of a doubled attribute the first one counts
+    tokens = first_values.get("tokens", "")
     length = int(tokens) if _NUMBER.fullmatch(tokens) else None
-    return Promise(pos, first.get("topic"), length, source)
+    return Promise(pos, first_values.get("topic"), length, source)
 
 
 def attributes(source: str) -> list[tuple[str, str]]:
@@ -105,8 +113,9 @@ def attributes(source: str) -> list[tuple[str, str]]:
 
 def promise_tag(topic: str | None, tokens: int) -> str:
     """Return the one canonical spelling of a promise."""
-    about = "" if topic is None else f'topic="{topic}" '
-    return f'<promise {about}tokens="{tokens}"/>'
+    if topic is None:
+        return f'<promise tokens="{tokens}"/>'
+    return f'<promise topic="{topic}" tokens="{tokens}"/>'
 
 
 def escape(text: str, *, before_tag: bool) -> str:
@@ -115,8 +124,12 @@ def escape(text: str, *, before_tag: bool) -> str:
     With `before_tag` a real tag follows, and the n backslashes at the end become 2n.
     """
     escaped = _WITH_BACKSLASHES.sub(r"\1\1\\\2", text)
-    return escaped + "\\" * (len(text) - len(text.rstrip("\\"))) if before_tag else escaped
+    if before_tag:
+        final_backslashes = len(text) - len(text.rstrip("\\"))
+        escaped += "\\" * final_backslashes
+    return escaped
 
 
 def has_escape(text: str) -> bool:
-    return any(len(found[1]) % 2 for found in _WITH_BACKSLASHES.finditer(text))
+    """Does the text hold an attempt at a tag that a backslash makes text?"""
+    return any(len(attempt[1]) % 2 for attempt in _WITH_BACKSLASHES.finditer(text))

@@ -44,8 +44,9 @@ RuleReporter = Callable[[int, str], None]
 
 
 def read(text: str, report: RuleReporter = lambda _pos, _rule: None) -> Tree:
-    """Return the meaning of a response in the text form, whatever it holds."""
-    reader, events = _Reader(report), iter(tags.parse(text))
+    """Return the nodes of a response in the text form. Any text is accepted."""
+    reader = _Reader(report)
+    events = iter(tags.parse(text))
     for event in events:
         reader.read(event, events)
     reader.drop_promise()
@@ -58,9 +59,8 @@ def text_form(tree: Tree) -> str:
     Normal: no empty or adjacent spans, syncs only behind a chunk that none joined yet, topics
     and token counts as `valid_topic` and `valid_tokens` return them.
     """
-    return "".join(
-        _show_node(node, before_tag=place < len(tree)) for place, node in enumerate(tree, start=1)
-    )
+    last = len(tree) - 1
+    return "".join(_node_text(node, before_tag=index < last) for index, node in enumerate(tree))
 
 
 def strip(tree: Tree) -> str:
@@ -79,7 +79,7 @@ def in_text_form(text: str) -> bool:
 
 
 def without_topics(tree: Tree) -> Tree:
-    """Return the same with no topic in any promise."""
+    """Return the tree with the topic of every chunk removed."""
     return tuple(replace(node, topic=None) if isinstance(node, Chunk) else node for node in tree)
 
 
@@ -90,13 +90,13 @@ def valid_topic(topic: str | None) -> str | None:
 
 
 def valid_tokens(tokens: int | None) -> int:
-    """Return `tokens` as the next multiple of 10, or the default if there are none to speak of."""
+    """Return `tokens` rounded up to a multiple of 10, or the default if it is None or below 1."""
     if tokens is None or tokens <= 0:
         return tags.DEFAULT_TOKENS
     return min(-(-tokens // 10) * 10, MAX_TOKENS)
 
 
-def _show_node(node: Node, *, before_tag: bool) -> str:
+def _node_text(node: Node, *, before_tag: bool) -> str:
     match node:
         case Span(text):
             return tags.escape(text, before_tag=before_tag)
@@ -116,8 +116,11 @@ class _Reader:
     promise: tags.Promise | None = None
     unjoined: bool = False
 
-    def read(self, event: tags.TagEvent, behind: Iterator[tags.TagEvent]) -> None:
-        """Read an event of the main thread; if it opens a chunk, also what is `behind` it."""
+    def read(self, event: tags.TagEvent, following: Iterator[tags.TagEvent]) -> None:
+        """Read an event of the main thread; of one that opens a chunk, read its events as well.
+
+        following: the events after `event`; those of the chunk are consumed.
+        """
         match event:
             case tags.Text(_, text):
                 if not text.isspace():
@@ -127,7 +130,7 @@ class _Reader:
                 else:
                     self.nodes.append(Span(text))
             case tags.AsyncOpen(pos) if self.promise is not None:
-                self._add_chunk(self.promise, pos, behind)
+                self._add_chunk(self.promise, pos, following)
             case _:
                 self.drop_promise()
                 self._read_tag(event)
@@ -137,12 +140,15 @@ class _Reader:
             self.report(self.promise.pos, "promise-without-async")
         self.promise = None
 
-    def _add_chunk(self, promise: tags.Promise, pos: int, behind: Iterator[tags.TagEvent]) -> None:
+    def _add_chunk(
+        self, promise: tags.Promise, pos: int, following: Iterator[tags.TagEvent]
+    ) -> None:
         if promise.pos + len(promise.source) != pos:
             self.report(pos, "space-before-async")
-        text = _chunk_text(pos, behind, self.report)
+        text = _chunk_text(pos, following, self.report)
         self.nodes.append(Chunk(valid_topic(promise.topic), valid_tokens(promise.tokens), text))
-        self.promise, self.unjoined = None, True
+        self.promise = None
+        self.unjoined = True
 
     def _read_tag(self, event: tags.TagEvent) -> None:
         match event:
@@ -159,10 +165,10 @@ class _Reader:
                 self.report(pos, "idle-sync")
 
 
-def _chunk_text(begin: int, behind: Iterator[tags.TagEvent], report: RuleReporter) -> str:
+def _chunk_text(open_pos: int, following: Iterator[tags.TagEvent], report: RuleReporter) -> str:
     """Read a chunk to its end, which may be the end of the response."""
     texts: list[str] = []
-    for event in behind:
+    for event in following:
         match event:
             case tags.Text(pos, text):
                 if not texts and text[0].isspace():
@@ -175,7 +181,7 @@ def _chunk_text(begin: int, behind: Iterator[tags.TagEvent], report: RuleReporte
             case _:
                 report(event.pos, "tag-in-chunk")
     else:
-        report(begin, "unclosed-async")
+        report(open_pos, "unclosed-async")
     if not texts:
-        report(begin, "empty-chunk")
+        report(open_pos, "empty-chunk")
     return "".join(texts)
