@@ -76,16 +76,22 @@ def main_constraint(
 ) -> Constraint:
     """Return what main may write outside topics, given whether it may promise and may sync."""
     control = vocabulary.control
-    free = (*[control.promise_open] * promise, *[control.sync] * sync)
-    bias = {control.promise_open: eagerness} if promise and eagerness else {}
-    return Constraint(vocabulary.control_but(free), bias=bias)
+    allowed_tags: list[int] = []
+    bias: dict[int, float] = {}
+    if promise:
+        allowed_tags.append(control.promise_open)
+        if eagerness:
+            bias[control.promise_open] = eagerness
+    if sync:
+        allowed_tags.append(control.sync)
+    return Constraint(vocabulary.control_except(allowed_tags), bias=bias)
 
 
-def open_chunk_constraint(vocabulary: Vocabulary, *, begun: bool) -> Constraint:
-    """Return what a chunk may write that no limit ends, given whether it has a token of its own."""
-    if not begun:
+def open_chunk_constraint(vocabulary: Vocabulary, *, has_text: bool) -> Constraint:
+    """Return what a chunk may write that no limit ends, given whether it has text yet."""
+    if not has_text:
         return Constraint(vocabulary.not_chunk_start)
-    return Constraint(vocabulary.control_but({vocabulary.control.async_close}))
+    return Constraint(vocabulary.control_except({vocabulary.control.async_close}))
 
 
 @dataclass(slots=True)
@@ -135,10 +141,10 @@ class Topics:
         if not self.ids:
             stale.append(np.array(sorted(self.beginnings), dtype=np.int64))
         # A tiny vocabulary may have nothing fresh left: then the topic repeats, or grows.
-        every = np.concatenate([*banned, *stale])
+        all_banned = np.concatenate([*banned, *stale])
         size = len(self.vocabulary.texts)
-        if len(every) < size or len(np.unique(every)) < size:
-            return Constraint(every, substitutes=instead)
+        if len(all_banned) < size or len(np.unique(all_banned)) < size:
+            return Constraint(all_banned, substitutes=instead)
         return Constraint(np.concatenate(banned), substitutes=instead)
 
     def _stale_endings(self, topic: str) -> IdArray:
@@ -158,8 +164,8 @@ class Topics:
 
     def _is_fresh(self, topic: str) -> bool:
         folded = fold_topic(topic)
-        whole = folded[-1:] not in ("", FRAGMENT)
-        return whole and folded not in self.earlier
+        ends_in_character = folded[-1:] not in ("", FRAGMENT)
+        return ends_in_character and folded not in self.earlier
 
 
 @dataclass(slots=True)
@@ -204,7 +210,7 @@ class Budget:
     def is_used_up(self) -> bool:
         return self.written_tokens >= self.rules.max_tokens
 
-    def place(self, thread: int) -> int:
+    def tokens_up_to(self, thread: int) -> int:
         """Return how many tokens stand up to the last one of `thread`, in reading order.
 
         Those that have been written, that is: the number grows with the threads before it.
@@ -212,14 +218,15 @@ class Budget:
         if thread == MAIN:
             return self.written_tokens
         before = self.chunks[thread - 1].main_tokens
-        return before + sum(len(one.ids) for one in self.chunks[:thread])
+        return before + sum(len(chunk.ids) for chunk in self.chunks[:thread])
 
     def remaining_tokens(self, thread: int) -> int:
         """Return how many tokens `thread` can write at most until a limit ends it; at least one."""
-        left = self.rules.max_tokens - self.place(thread)
+        remaining_tokens = self.rules.max_tokens - self.tokens_up_to(thread)
         if thread != MAIN:
-            left = min(left, self._left_of(self.chunks[thread - 1]))
-        return max(1, left)
+            chunk = self.chunks[thread - 1]
+            remaining_tokens = min(remaining_tokens, self._remaining_chunk_tokens(chunk))
+        return max(1, remaining_tokens)
 
     def runnable(self, order: Sequence[int], ahead_tokens: int, longest: int = 0) -> Sequence[int]:
         """Return which threads of `order` can write next: the first always does.
@@ -228,12 +235,12 @@ class Budget:
         ahead_tokens: tokens that the answer may be ahead of what is kept of it.
         longest:      the longest promise that main may make next; 0 if it is in no topic.
         """
-        coming = sum(map(self._left_of, self.running))
+        coming = sum(map(self._remaining_chunk_tokens, self.running))
         if MAIN in order[1:]:
             coming += MAX_CHOICE_TOKENS + (self.most_of_a_chunk(longest) if longest else 0)
         # Is there less room than all that has begun needs to come to its own limits?
         if len(order) > 1 and self.written_tokens + coming > self.rules.max_tokens + ahead_tokens:
-            ahead = self.written_tokens - self.place(order[0])
+            ahead = self.written_tokens - self.tokens_up_to(order[0])
             order = order[: 1 + max(0, (ahead_tokens - ahead) // MAX_CHOICE_TOKENS)]
         return order[: self.rules.max_threads]
 
@@ -243,8 +250,8 @@ class Budget:
 
     def ends(self, chunk: WrittenChunk) -> bool:
         """Does a limit, its own or the answer's, leave `chunk` no further token?"""
-        beyond = self.is_used_up and self.place(chunk.thread) >= self.rules.max_tokens
-        return beyond or self._left_of(chunk) <= 0
+        beyond = self.is_used_up and self.tokens_up_to(chunk.thread) >= self.rules.max_tokens
+        return beyond or self._remaining_chunk_tokens(chunk) <= 0
 
-    def _left_of(self, chunk: WrittenChunk) -> int:
+    def _remaining_chunk_tokens(self, chunk: WrittenChunk) -> int:
         return self.most_of_a_chunk(chunk.promised) + 1 - len(chunk.ids)

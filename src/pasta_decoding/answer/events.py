@@ -119,11 +119,11 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class CloseChunk:
-    """`thread` has written its chunk. `kept`: its branch stays until main joins it, or ends."""
+    """`thread` has written its chunk. `keep_branch`: until main joins it, or ends."""
 
     thread: int
     truncated: bool
-    kept: bool = True
+    keep_branch: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,8 +86,8 @@ def guided_params(interpreter: Interpreter, thread: int) -> GuidedParams | None:
         return None
     control, ends = interpreter.vocabulary.control, tuple(sorted(interpreter.vocabulary.eos_ids))
     if thread != MAIN:
-        begun = len(interpreter.budget.chunks[thread - 1].ids) > 1
-        return GuidedParams(GuideKind.chunk, control, ends, begun=begun)
+        has_text = len(interpreter.budget.chunks[thread - 1].ids) > 1
+        return GuidedParams(GuideKind.chunk, control, ends, begun=has_text)
     return GuidedParams(
         GuideKind.main,
         control,
@@ -111,17 +111,21 @@ class ThreadGrammar:
 
     def __init__(self, vocabulary: Vocabulary, params: GuidedParams) -> None:
         assert params.kind is not GuideKind.check, "a check is no thread"
-        self._vocabulary, self._params = vocabulary, params
-        self._begun, self._promises, self._may_sync = params.begun, params.promises, params.sync
+        self._vocabulary = vocabulary
+        self._params = params
+        self._has_text = params.begun
+        self._promises = params.promises
+        self._may_sync = params.sync
         self._in_topic = params.topic_ids is not None
         rules = Rules(max_topic_tokens=params.max_topic_tokens, topic=params.topic)
-        ids, earlier = list(params.topic_ids or ()), list(params.topics)
+        ids = list(params.topic_ids or ())
+        earlier = list(params.topics)
         self._topics = Topics(vocabulary, rules, ids, earlier, set(params.beginnings))
 
     def constraint(self) -> Constraint:
         """Return what the thread may write next."""
         if self._params.kind is GuideKind.chunk:
-            return open_chunk_constraint(self._vocabulary, begun=self._begun)
+            return open_chunk_constraint(self._vocabulary, has_text=self._has_text)
         if self._in_topic:
             return self._topics.constraint()
         return main_constraint(
@@ -134,12 +138,13 @@ class ThreadGrammar:
     def on_token(self, token: int) -> None:
         vocabulary = self._vocabulary
         if self._params.kind is GuideKind.chunk:
-            self._begun = True
+            self._has_text = True
         elif not self._in_topic:
             self._in_topic = token == vocabulary.control.promise_open
         elif token in vocabulary.promise_close_ids:
             self._topics.finish()
-            self._in_topic, self._may_sync = False, True
+            self._in_topic = False
+            self._may_sync = True
             self._promises -= 1
         elif token not in vocabulary.eos_ids:
             self._topics.ids.append(token)
@@ -170,7 +175,7 @@ def read_params(found: object) -> GuidedParams:
     for is_good, what in (
         (control.promise_close, "`control` names no closing"),
         (control.distinct, "`control` names an id twice"),
-        (all(0 <= one < _MAX_ID for one in numbers), "a number is negative or too large"),
+        (all(0 <= number < _MAX_ID for number in numbers), "a number is negative or too large"),
         (params.ends, "`ends` names no id"),
         (
             not check or len(set(params.verdicts)) == _VERDICTS,

@@ -89,7 +89,8 @@ class Interpreter:
     @property
     def writing_threads(self) -> list[int]:
         """Threads that will write another token, main first."""
-        return [MAIN] * self.writes(MAIN) + [chunk.thread for chunk in self.budget.running]
+        chunk_threads = [chunk.thread for chunk in self.budget.running]
+        return [MAIN, *chunk_threads] if self.writes(MAIN) else chunk_threads
 
     def writes(self, thread: int) -> bool:
         if thread != MAIN:
@@ -118,10 +119,10 @@ class Interpreter:
     def constraint(self, thread: int) -> Constraint:
         if thread != MAIN:
             chunk = self.budget.chunks[thread - 1]
-            begun = len(chunk.ids) > 1
-            if begun and self.budget.ends(chunk):
+            has_text = len(chunk.ids) > 1
+            if has_text and self.budget.ends(chunk):
                 return Constraint.force([self.vocabulary.control.async_close])
-            return open_chunk_constraint(self.vocabulary, begun=begun)
+            return open_chunk_constraint(self.vocabulary, has_text=has_text)
         if self.budget.is_used_up:
             return Constraint.force(sorted(self.vocabulary.eos_ids))
         if self._state is _MainState.IN_TOPIC:
@@ -136,10 +137,11 @@ class Interpreter:
     @property
     def promises_left(self) -> int:
         """How many main may make; in the `text` join the closing of each needs a position."""
-        most = self.rules.max_chunks if self.rules.parallel else 0
+        max_promises = self.rules.max_chunks if self.rules.parallel else 0
         if self.joining is Joining.text:
-            most = min(most, self.max_positions - self.prompt_tokens - self.rules.max_tokens)
-        return max(0, most - len(self.budget.chunks))
+            spare_positions = self.max_positions - self.prompt_tokens - self.rules.max_tokens
+            max_promises = min(max_promises, spare_positions)
+        return max(0, max_promises - len(self.budget.chunks))
 
     def _positions_suffice(self) -> bool:
         """Would every token of the budget still find a position behind the longest promise?"""
@@ -147,9 +149,10 @@ class Interpreter:
             return True
         longest = max(self.vocabulary.control.promise_close)
         skipped = self.scheme.main_next(self._position, longest) - (self._position + 1)
-        beside = sum(len(chunk.ids) for chunk in self.unjoined)
-        left = self.rules.max_tokens - (self.budget.written_tokens - beside)
-        return self._position + skipped + left <= self.max_positions
+        unjoined_tokens = sum(len(chunk.ids) for chunk in self.unjoined)
+        seen_tokens = self.budget.written_tokens - unjoined_tokens
+        remaining_tokens = self.rules.max_tokens - seen_tokens
+        return self._position + skipped + remaining_tokens <= self.max_positions
 
     # What follows from a token
 
@@ -195,21 +198,22 @@ class Interpreter:
             return [Append(chunk.thread, token, chunk.positions[-1])]
         closed = not self.budget.ends(chunk)
         # A text join goes on with the branch of the first chunk and needs no other.
-        kept = self.joining is Joining.kv or chunk is self.unjoined[0]
-        return [self._close(chunk, closed=closed, kept=kept), *self._sync_if_ready()]
+        keep_branch = self.joining is Joining.kv or chunk is self.unjoined[0]
+        close = self._close(chunk, closed=closed, keep_branch=keep_branch)
+        return [close, *self._sync_if_ready()]
 
-    def _close(self, chunk: WrittenChunk, *, closed: bool, kept: bool) -> CloseChunk:
+    def _close(self, chunk: WrittenChunk, *, closed: bool, keep_branch: bool) -> CloseChunk:
         chunk.running = False
         self.segments[chunk.segment] = ChunkRun(tuple(chunk.ids), closed)
-        return CloseChunk(chunk.thread, truncated=not closed, kept=kept)
+        return CloseChunk(chunk.thread, truncated=not closed, keep_branch=keep_branch)
 
     def _end_those_beyond(self) -> list[Action]:
         """End the threads whose last token is past the budget: nothing more of them is kept."""
         self._end_main(None)
         return [
-            self._close(chunk, closed=False, kept=False)
+            self._close(chunk, closed=False, keep_branch=False)
             for chunk in self.budget.running
-            if self.budget.place(chunk.thread) > self.rules.max_tokens
+            if self.budget.tokens_up_to(chunk.thread) > self.rules.max_tokens
         ]
 
     def _fork(self, close: int) -> Fork:
@@ -221,9 +225,10 @@ class Interpreter:
         closing = self._feed_main(close)
         first = closing.position + 1
         self._position = self.scheme.main_next(closing.position, promised)
-        thread, place = len(self.budget.chunks) + 1, len(self.segments)
+        thread = len(self.budget.chunks) + 1
+        segment_index = len(self.segments)
         opening = [control.async_open]
-        chunk = WrittenChunk(thread, first, promised, self._main_tokens, place, opening)
+        chunk = WrittenChunk(thread, first, promised, self._main_tokens, segment_index, opening)
         self.budget.chunks.append(chunk)
         self.budget.written_tokens += 1
         self.unjoined.append(chunk)
@@ -260,27 +265,32 @@ class Interpreter:
     def _end_main(self, end: int | None) -> list[Action]:
         if self._state is not _MainState.ENDED:
             self._end_run()
-            self._state, self.end = _MainState.ENDED, end
+            self._state = _MainState.ENDED
+            self.end = end
         return []
 
     def cut_off(self) -> list[Action]:
         """End the answer where it stands: open chunks are closed and marked."""
         self._end_main(None)
-        chunks = self.budget.running
-        return self._finished_with([self._close(one, closed=False, kept=True) for one in chunks])
+        closes: list[Action] = [
+            self._close(chunk, closed=False, keep_branch=True) for chunk in self.budget.running
+        ]
+        return self._finished_with(closes)
 
     def _finished_with(self, actions: list[Action]) -> list[Action]:
         """Return `actions`; once nobody writes, also what ends the answer and trims it."""
         if not self.finished:
             return actions
         trim: list[Action] = []
-        kept, self.stopped = within_limits(self.segments, self.rules, self.vocabulary)
+        kept_segments, self.stopped = within_limits(self.segments, self.rules, self.vocabulary)
         self.hit_limit = self.budget.is_used_up and not self.stopped
         if self.stopped or self.hit_limit:
-            self.segments[:], self.end = kept, None
-            trim = [Trimmed(len(strip(tree_of(kept, self.vocabulary, cut_off=True))))]
-        closed = all(one.closed for one in self.segments if isinstance(one, ChunkRun))
-        self.truncated = self.end is None or not closed
+            self.segments[:] = kept_segments
+            self.end = None
+            kept_text = strip(tree_of(kept_segments, self.vocabulary, cut_off=True))
+            trim = [Trimmed(len(kept_text))]
+        chunks = [segment for segment in self.segments if isinstance(segment, ChunkRun)]
+        self.truncated = self.end is None or not all(chunk.closed for chunk in chunks)
         return [*trim, *actions, Finished(self.truncated)]
 
     def _feed_main(self, token: int) -> Append:

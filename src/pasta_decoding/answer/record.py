@@ -135,7 +135,9 @@ class Answer:
 
     @property
     def truncated_chunks(self) -> int:
-        return sum(isinstance(one, ChunkRun) and not one.closed for one in self.segments)
+        return sum(
+            isinstance(segment, ChunkRun) and not segment.closed for segment in self.segments
+        )
 
     @property
     def fed_tokens(self) -> int:
@@ -182,11 +184,11 @@ class OutputRecorder:
 
         A chunk that ends the whole answer means its own end.
         """
-        place = self.token_counts.get(thread, 0)
-        self.token_counts[thread] = place + 1
+        index = self.token_counts.get(thread, 0)
+        self.token_counts[thread] = index + 1
         ends_answer = thread != MAIN and choice.token in self.interpreter.vocabulary.eos_ids
         if choice.intervened or ends_answer:
-            self.overruled.append((thread, place))
+            self.overruled.append((thread, index))
         actions = self._record(self.interpreter.on_token(thread, choice.token), choice.logprobs)
         if self.interpreter.rules.stop:
             self._read()
@@ -206,13 +208,16 @@ class OutputRecorder:
         self._read()
         coming = tuple(self.events[self._drained_events :])
         self._drained_events = len(self.events)
-        text, self._shown = self._shown, ""
+        text = self._shown
+        self._shown = ""
         return Progress(coming, text, self._order.take_tokens(), step)
 
     def conclude(self, now_s: float, queue_s: float) -> Answer:
         self.stamp(now_s)
-        interpreter, segments = self.interpreter, tuple(self.interpreter.segments)
-        vocabulary, end = interpreter.vocabulary, interpreter.end
+        interpreter = self.interpreter
+        vocabulary = interpreter.vocabulary
+        segments = tuple(interpreter.segments)
+        end = interpreter.end
         close = vocabulary.control.async_close
         if interpreter.joining is Joining.text:
             layouts = lay_out_rows(self.prompt, segments, async_close=close, end=end)
@@ -239,10 +244,14 @@ class OutputRecorder:
 
     def _interventions(self, segments: tuple[Segment, ...]) -> int:
         """Count those in kept tokens, closings and the end included unless trimmed."""
-        chunks = [one for one in segments if isinstance(one, ChunkRun)]
-        kept = {thread: len(one.ids) - 1 + one.closed for thread, one in enumerate(chunks, start=1)}
-        kept[MAIN] = fed_count(segments) - fed_count(chunks) + (self.interpreter.end is not None)
-        return sum(place < kept.get(thread, 0) for thread, place in self.overruled)
+        chunks = [segment for segment in segments if isinstance(segment, ChunkRun)]
+        kept_tokens = {
+            thread: len(chunk.ids) - 1 + chunk.closed
+            for thread, chunk in enumerate(chunks, start=1)
+        }
+        ends = self.interpreter.end is not None
+        kept_tokens[MAIN] = fed_count(segments) - fed_count(chunks) + ends
+        return sum(index < kept_tokens.get(thread, 0) for thread, index in self.overruled)
 
     def _record(self, actions: list[Action], logprobs: TokenLogprobs | None = None) -> list[Action]:
         for action in actions:
@@ -261,8 +270,8 @@ class OutputRecorder:
                     self._end_stretch(MAIN, action)
                 case Trimmed():
                     # Before what completed a stop string: no reader goes further than that.
-                    place = self._read_events - 1 if self._order.stopped else len(self.events)
-                    self.events.insert(place, action)
+                    index = self._read_events - 1 if self._order.stopped else len(self.events)
+                    self.events.insert(index, action)
         return actions
 
     def _add(self, thread: int, token: int, logprobs: TokenLogprobs | None) -> None:

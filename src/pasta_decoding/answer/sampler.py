@@ -53,17 +53,18 @@ class Adjustment:
     @classmethod
     def of(cls, added: Mapping[int, float], divided: IdArray, factor: float) -> Adjustment:
         """Add some numbers, and divide (or multiply) the logits of some ids by a factor."""
-        own = np.array(list(added), dtype=np.int64)
-        ids = np.union1d(own, divided)
-        factors, sums = np.ones(len(ids), np.float32), np.zeros(len(ids), np.float32)
+        added_ids = np.array(list(added), dtype=np.int64)
+        ids = np.union1d(added_ids, divided)
+        factors = np.ones(len(ids), np.float32)
         factors[np.searchsorted(ids, divided)] = factor
-        sums[np.searchsorted(ids, own)] = list(added.values())
+        sums = np.zeros(len(ids), np.float32)
+        sums[np.searchsorted(ids, added_ids)] = list(added.values())
         return cls(ids, factors, sums)
 
     def apply(self, logits_V: Logits) -> Logits:
         adjusted_V = logits_V.copy()
-        found = adjusted_V[self.ids]
-        scaled = np.where(found > 0, found / self.factors, found * self.factors)
+        logits = adjusted_V[self.ids]
+        scaled = np.where(logits > 0, logits / self.factors, logits * self.factors)
         adjusted_V[self.ids] = scaled + self.added
         return adjusted_V
 
@@ -148,11 +149,13 @@ def weights(logits_V: Logits, params: SamplingParams) -> Logits:
     weight_V: Logits = logits_V - logits_V.max()
     weight_V *= np.float32(1 / params.temperature)
     np.exp(weight_V, out=weight_V)
-    least, top_k = params.min_p, params.top_k
+    min_weight = params.min_p
+    top_k = params.top_k
     if top_k is not None and top_k < len(weight_V):
-        least = max(least, float(np.partition(weight_V, -top_k)[-top_k]))
-    if least > 0:
-        weight_V *= weight_V >= least
+        top_k_weight = float(np.partition(weight_V, -top_k)[-top_k])
+        min_weight = max(min_weight, top_k_weight)
+    if min_weight > 0:
+        weight_V *= weight_V >= min_weight
     return weight_V
 
 
@@ -201,8 +204,9 @@ def _spread_ids(size: int) -> npt.NDArray[np.uint32]:
 def _first(time_V: npt.NDArray[np.float32], noise_V: npt.NDArray[np.uint32], pool_V: Logits) -> int:
     """Return the first token. `time_V` is noise/w, which the true time, -log(1-u)/w, exceeds."""
     token = int(time_V.argmin())
-    most = -math.log1p(-(float(noise_V[token]) + 0.5) * UNIT) / UNIT / float(pool_V[token] or 1)
-    near = np.flatnonzero(time_V <= most)
+    true_time = -math.log1p(-(float(noise_V[token]) + 0.5) * UNIT) / UNIT
+    max_time = true_time / float(pool_V[token] or 1)
+    near = np.flatnonzero(time_V <= max_time)
     if len(near) < 2:
         return token
     times = -np.log1p(-(noise_V[near] + 0.5) * UNIT) / pool_V[near]
@@ -211,10 +215,11 @@ def _first(time_V: npt.NDArray[np.float32], noise_V: npt.NDArray[np.uint32], poo
 
 def logprobs_of(logits_V: Logits, token: int, top: int) -> TokenLogprobs:
     """Return the logarithm of a token's probability, and those of the `top` likeliest."""
-    most = float(logits_V.max())
-    total = most + math.log(float(np.exp(logits_V - most).sum(dtype=np.float64)))
+    max_logit = float(logits_V.max())
+    log_sum = math.log(float(np.exp(logits_V - max_logit).sum(dtype=np.float64)))
+    total = max_logit + log_sum
     top = min(top, len(logits_V))
     ids = np.argpartition(logits_V, -top)[-top:] if top else np.array([], dtype=np.int64)
-    logprobs = [(one, float(logits_V[one]) - total) for one in ids.tolist()]
+    logprobs = [(other, float(logits_V[other]) - total) for other in ids.tolist()]
     ranked = sorted(logprobs, key=lambda pair: (-pair[1], pair[0]))
     return TokenLogprobs(token, float(logits_V[token]) - total, tuple(ranked))

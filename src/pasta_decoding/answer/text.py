@@ -89,9 +89,9 @@ class AnswerText:
 
     def take_tokens(self) -> tuple[ShownToken, ...]:
         """Return the tokens of which something has been shown since the last call."""
-        shown = [one for one in self._tokens if one.start < self._shown_chars]
-        del self._tokens[: len(shown)]
-        return tuple(shown)
+        tokens = [token for token in self._tokens if token.start < self._shown_chars]
+        del self._tokens[: len(tokens)]
+        return tuple(tokens)
 
     def _in_turn(self) -> Iterator[Delta]:
         while self._waiting:
@@ -105,13 +105,17 @@ class AnswerText:
 
     def _add(self, delta: Delta) -> None:
         start = self._shown_chars + len(self._held)
-        left = None if self._ends_after is None else max(0, self._ends_after - start)
-        if not self.stopped and left != 0:
-            self._tokens += [ShownToken(start, token) for token in delta.logprobs]
-            self._held += delta.text[:left]
-            places = [(self._held.find(stop), len(stop)) for stop in self.stops]
-            if found := [(place + chars, place) for place, chars in places if place >= 0]:
-                self.stopped, self._held = True, self._held[: min(found)[1]]
+        max_chars = None if self._ends_after is None else max(0, self._ends_after - start)
+        if self.stopped or max_chars == 0:
+            return
+        self._tokens += [ShownToken(start, token) for token in delta.logprobs]
+        self._held += delta.text[:max_chars]
+        matches = [(self._held.find(stop), len(stop)) for stop in self.stops]
+        complete = [(begin + chars, begin) for begin, chars in matches if begin >= 0]
+        if complete:
+            _, begin = min(complete)  # the first to end; of those the longest
+            self.stopped = True
+            self._held = self._held[:begin]
 
     def _show(self, ended: bool) -> str:
         growing = 0 if ended or self.stopped else self._growing_chars()
@@ -124,7 +128,7 @@ class AnswerText:
         """Count the last characters that may be the beginning of a stop string."""
         longest = min(len(self._held), max(map(len, self.stops), default=1) - 1)
         ends = ((size, self._held[-size:]) for size in range(longest, 0, -1))
-        growing = (size for size, end in ends if any(one.startswith(end) for one in self.stops))
+        growing = (size for size, end in ends if any(stop.startswith(end) for stop in self.stops))
         return next(growing, 0)
 
 
@@ -190,34 +194,39 @@ def first_tokens(segments: Sequence[Segment], tokens: int) -> list[Segment]:
     A promise stays if its chunk's opening and a first token do. A chunk that the last token belongs
     to is not closed: its end would stand behind it.
     """
-    kept: list[Segment] = []
-    left = tokens
+    first_segments: list[Segment] = []
+    remaining_tokens = tokens
     for segment in segments:
-        if left < (len(segment.ids) + 2 if isinstance(segment, PromiseRun) else 1):
+        min_tokens = len(segment.ids) + 2 if isinstance(segment, PromiseRun) else 1
+        if remaining_tokens < min_tokens:
             break
         match segment:
             case MainRun(ids, forced):
-                kept.append(MainRun(ids[:left], forced))
+                first_segments.append(MainRun(ids[:remaining_tokens], forced))
             case ChunkRun(ids, closed):
-                kept.append(ChunkRun(ids[:left], closed=closed and left > len(ids)))
+                closed = closed and remaining_tokens > len(ids)
+                first_segments.append(ChunkRun(ids[:remaining_tokens], closed=closed))
             case _:
-                kept.append(segment)
-        left -= fed_count(kept[-1:])
-    return kept
+                first_segments.append(segment)
+        remaining_tokens -= fed_count(first_segments[-1:])
+    return first_segments
 
 
 def within_limits(
     segments: Sequence[Segment], rules: Rules, vocabulary: Vocabulary
 ) -> tuple[list[Segment], bool]:
-    """Return what the budget and the stop strings keep, and whether one of these did."""
-    kept = first_tokens(segments, rules.max_tokens)
-    found, read_tokens = AnswerText(rules.stop), 0
-    for added, text in _pieces(kept, vocabulary) if rules.stop else ():
-        read_tokens += added
-        found.feed(Delta(MAIN, text))
-        if found.stopped:
-            return first_tokens(kept, read_tokens), True
-    return kept, False
+    """Return the segments that the limits keep, and whether a stop string ended them."""
+    within_budget = first_tokens(segments, rules.max_tokens)
+    if not rules.stop:
+        return within_budget, False
+    answer_text = AnswerText(rules.stop)
+    read_tokens = 0
+    for added_tokens, text in _pieces(within_budget, vocabulary):
+        read_tokens += added_tokens
+        answer_text.feed(Delta(MAIN, text))
+        if answer_text.stopped:
+            return first_tokens(within_budget, read_tokens), True
+    return within_budget, False
 
 
 def _pieces(segments: Sequence[Segment], vocabulary: Vocabulary) -> Iterator[tuple[int, str]]:

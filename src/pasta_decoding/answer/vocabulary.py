@@ -1,4 +1,4 @@
-"""What the runtime must know of a tokenizer: token texts, and which tokens may stand where.
+"""What an answer must know of a tokenizer: token texts, and which tokens may stand where.
 
 Shapes: V vocabulary.
 """
@@ -42,13 +42,13 @@ class Vocabulary:
     end: int
 
     def ids_where(self, holds: Callable[[str], bool], *, also: Collection[int] = ()) -> IdArray:
-        found = {token for token, text in enumerate(self.texts) if holds(text)}
-        return np.array(sorted(found | set(also)), dtype=np.int64)
+        ids = {token for token, text in enumerate(self.texts) if holds(text)}
+        return np.array(sorted(ids.union(also)), dtype=np.int64)
 
     def ids_of_words(self, folded: Sequence[str]) -> IdArray:
         """Return the ids whose text, as `fold_topic` has it, is one of `folded` and not empty."""
-        found = [token for words in folded for token in self._ids_by_words.get(words, ())]
-        return np.array(found, dtype=np.int64)
+        ids = [token for words in folded for token in self._ids_by_words.get(words, ())]
+        return np.array(ids, dtype=np.int64)
 
     @cached_property
     def _ids_by_words(self) -> dict[str, list[int]]:
@@ -58,8 +58,9 @@ class Vocabulary:
                 ids.setdefault(words, []).append(token)
         return ids
 
-    def control_but(self, free: Collection[int]) -> IdArray:
-        return np.array(sorted(self.control.ids - set(free)), dtype=np.int64)
+    def control_except(self, ids: Collection[int]) -> IdArray:
+        """Return all control tokens but `ids`."""
+        return np.array(sorted(self.control.ids - set(ids)), dtype=np.int64)
 
     @cached_property
     def promise_close_ids(self) -> IdArray:
@@ -67,11 +68,10 @@ class Vocabulary:
 
     @cached_property
     def not_in_topic(self) -> IdArray:
-        """Whatever may not stand in a topic, closing tokens left out of it."""
-        kept = self.control.ids - set(self.promise_close_ids.tolist())
-        return np.setdiff1d(
-            self.ids_where(_unfit_for_topic, also=kept | self.eos_ids), self.promise_close_ids
-        )
+        """The ids that may not stand in a topic, PROMISE_CLOSE aside: it ends the topic."""
+        not_closing = self.control_except(self.promise_close_ids.tolist())
+        unfit_ids = self.ids_where(_unfit_for_topic, also=self.eos_ids.union(not_closing.tolist()))
+        return np.setdiff1d(unfit_ids, self.promise_close_ids)
 
     @cached_property
     def not_topic_end(self) -> IdArray:
@@ -101,15 +101,18 @@ def vocabulary_of(
     lead = len(plain(anchor))
 
     # Some tokenizers drop a leading space from what they decode: decode behind an anchor.
-    def behind(ids: Sequence[int]) -> str:
+    def following_text(ids: Sequence[int]) -> str:
         text: str = plain([*anchor, *ids], skip_special_tokens=True)
         return text[lead:]
 
-    known = min(len(tokenizer), size)
-    texts = (*(behind((token,)) for token in range(known)), *[""] * (size - known))
+    named_tokens = min(len(tokenizer), size)
+    unnamed_tokens = size - named_tokens
+    texts = (
+        tuple(following_text((token,)) for token in range(named_tokens)) + ("",) * unnamed_tokens
+    )
 
     def decode(ids: Sequence[int]) -> str:
-        return texts[ids[0]] if len(ids) == 1 else behind(ids)
+        return texts[ids[0]] if len(ids) == 1 else following_text(ids)
 
     return Vocabulary(texts, decode, control, eos_ids, end)
 
