@@ -182,9 +182,13 @@ def test_two_processes_sample_score_and_train_in_stage_2_what_one_does(
     assert ours == theirs
     pairs, others = (read_lines(out / "pairs.jsonl") for out in (alone, together))
     assert (len(pairs), pairs) == (3, others)
-    for ours, theirs in zip(losses(alone / "train"), losses(together / "train"), strict=True):
+    for our_line, their_line in zip(
+        losses(alone / "train"), losses(together / "train"), strict=True
+    ):
         names = ("loss", "sft", "gap", "drift", "accuracy")
-        assert [ours[name] for name in names] == pytest.approx([theirs[n] for n in names], abs=1e-3)
+        assert [our_line[name] for name in names] == pytest.approx(
+            [their_line[n] for n in names], abs=1e-3
+        )
     weights = (adapter_of(out) for out in (alone, together))
     torch.testing.assert_close(*weights, atol=1e-2, rtol=2e-2)
 

@@ -17,7 +17,6 @@ from pasta_decoding.api.streams import Result, Stream
 from pasta_decoding.cli.console import Lanes, say
 from pasta_decoding.cli.opening import decoder_for, with_default
 from pasta_decoding.cli.options import AsJson, HiddenFields, System, command
-from pasta_decoding.cli.trace import chrome_trace
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import to_json, write_text
 from pasta_decoding.models.catalog import (
@@ -75,6 +74,8 @@ def run(
         else:
             stream = print_answer(model, conversation, generation, show=show)
         if trace is not None:
+            from pasta_decoding.cli.trace import chrome_trace
+
             write_text(trace, to_json(chrome_trace(stream.answer, model.decoder.vocabulary)))
 
 
