@@ -101,8 +101,8 @@ def compare(
     """
     conversation = conversation_of(prompt, system)
     engine = with_default(engine)
-    words = baseline_of(engine.adapter, engine.model, baseline, is_remote=engine.is_remote)
-    rival = replace(engine, adapter=words.adapter, model=words.model)
+    baseline_model = baseline_of(engine.adapter, engine.model, baseline, is_remote=engine.is_remote)
+    rival = replace(engine, adapter=baseline_model.adapter, model=baseline_model.model)
     parallel = _compared("parallel", engine, generation, conversation, as_json=as_json)
     generation = replace(generation, parallel=False)
     sequential = _compared("sequential", rival, generation, conversation, as_json=as_json)
@@ -113,7 +113,7 @@ def compare(
     parallel_token_s = parallel["wall_s"] / max(1, parallel["plain_tokens"])
     sequential_token_s = sequential["wall_s"] / max(1, sequential["plain_tokens"])
     speedup = sequential_token_s / parallel_token_s
-    say(f"\n{short_name(words.adapter, words.model)} is {words.description}.")
+    say(f"\n{short_name(rival.adapter, rival.model)} is {baseline_model.description}.")
     say(f"The parallel answer has {speedup:.2f}x its tokens a second.")
     if parallel["truncated"] or sequential["truncated"]:
         say("An answer that was cut off says little by its tokens and seconds.")
@@ -133,7 +133,7 @@ def _compared(
     """
     checkpoint = short_name(engine.adapter, engine.model)
     with Model(decoder_for(engine)) as model:
-        model.answer(conversation, max_tokens=8)  # so that the measured answer is not the first
+        model.answer(conversation, max_tokens=8)  # a first answer is slower
         if as_json:
             result = model.answer(conversation, generation)
         else:

@@ -102,11 +102,11 @@ def baseline_backend(engine: EngineConfig, baseline: str, metrics: Metrics) -> t
     """Return the baseline's name, and a backend that loads it for the first request."""
     from pasta_decoding.server.backend import Backend, warmed_up
 
-    words = baseline_of(engine.adapter, engine.model, baseline, is_remote=engine.is_remote)
-    rival = replace(engine, adapter=words.adapter, model=words.model)
+    baseline_model = baseline_of(engine.adapter, engine.model, baseline, is_remote=engine.is_remote)
+    rival = replace(engine, adapter=baseline_model.adapter, model=baseline_model.model)
     check_local(rival)
-    resolve(words.adapter, words.model, cache_folder())  # a missing file is reported now
-    name = short_name(words.adapter, words.model)
+    resolve(rival.adapter, rival.model, cache_folder())  # a missing file is reported now
+    name = short_name(rival.adapter, rival.model)
 
     def load() -> Decoder:
         return warmed_up(replace(open_local(rival, cache_folder()), parallel=False))

@@ -36,7 +36,10 @@ log = logging.getLogger(__name__)
 def training_arguments(
     out: Path, config: Config, examples: int, device: str, *, evaluates: bool = False
 ) -> TrainingArguments:
-    """Return the Trainer's settings. `examples` is their number in the whole run, all processes."""
+    """Return the Trainer's settings.
+
+    examples: number of examples in the whole run, of all processes together.
+    """
     per_step = examples_per_step(config)
     return TrainingArguments(
         output_dir=str(out),
@@ -108,9 +111,9 @@ def share_of(items: Sequence[Item]) -> Sequence[Item]:
 
     The shares are consecutive, so `gather_object` restores the order of the items.
     """
-    accelerator = processes()
-    share_size = -(-len(items) // accelerator.num_processes)
-    first = accelerator.process_index * share_size
+    distributed_state = processes()
+    share_size = -(-len(items) // distributed_state.num_processes)
+    first = distributed_state.process_index * share_size
     return items[first : first + share_size]
 
 

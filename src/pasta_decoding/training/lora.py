@@ -23,10 +23,10 @@ from pasta_decoding.training.config import SftConfig
 def add_lora(model: Any, control: ControlTokens, config: SftConfig) -> Any:
     """Put LoRA on `config.lora_targets`, by default on all linear layers; train control-token rows.
 
-    In a mixture of experts, LoRA goes on attention alone: the weights of all experts of a layer are
-    one tensor, which peft does not adapt. If the output layer is not tied to the embeddings, its
-    control-token rows are trained as well: spare tokens of a vocabulary were never trained, and
-    their rows are often all the same.
+    In a mixture of experts, LoRA goes on attention alone: the experts of a layer are one tensor and
+    no linear layers. If the output layer is not tied to the embeddings, its control-token rows are
+    trained as well: spare tokens of a vocabulary were never trained, and their rows are often all
+    the same.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -55,7 +55,7 @@ def add_lora(model: Any, control: ControlTokens, config: SftConfig) -> Any:
 def _all_layers(model: Any) -> list[str] | str:
     """Return peft's `target_modules`: all linear layers, or attention alone if there are experts.
 
-    A weight of three dimensions counts as one of experts.
+    A model with a weight of three dimensions counts as a mixture of experts.
     """
     if all(parameter.ndim < 3 for parameter in model.parameters()):
         return "all-linear"

@@ -116,10 +116,10 @@ class PreferenceRun:
         refuse_other_run(out, config, inputs)
         refuse_misfits(config)
         # One process may sample much longer than another.
-        accelerator = processes(timeout=timedelta(days=7))
+        distributed_state = processes(timeout=timedelta(days=7))
         loop.examples_per_step(config)
         with owned(out):
-            if accelerator.is_main_process:
+            if distributed_state.is_main_process:
                 write_settings(out, config, inputs)
                 if not config.pairs:
                     write_prompts(out, prompts)
@@ -133,9 +133,9 @@ class PreferenceRun:
                 if not (folder / "adapter").exists():
                     self._train(folder, policy, compile_examples)
                 policy = folder / "adapter"
-            if accelerator.is_main_process:
+            if distributed_state.is_main_process:
                 copy_whole(policy, out / "adapter")
-        accelerator.wait_for_everyone()
+        distributed_state.wait_for_everyone()
         log.info("finished: %d rounds", config.rounds)
         return out / "adapter"
 
@@ -196,12 +196,12 @@ class PreferenceRun:
 
         weights = sha256(adapter / "adapter_model.safetensors")[:8]
         folder = self.out / f"{self.out.resolve().name}-{name}-{weights}"
-        accelerator = processes()
+        distributed_state = processes()
         on_servers = served_adapter(
             self.base, adapter, folder, base_urls=config.base_url, api_key=self.api_key
         )
-        with on_servers if accelerator.is_main_process else nullcontext():
-            accelerator.wait_for_everyone()
+        with on_servers if distributed_state.is_main_process else nullcontext():
+            distributed_state.wait_for_everyone()
             yield remote_decoder(
                 adapter_on(self.base, adapter),
                 base_urls=config.base_url,
@@ -209,7 +209,7 @@ class PreferenceRun:
                 names=[folder.name],
                 joining=config.joining,
             )
-            accelerator.wait_for_everyone()
+            distributed_state.wait_for_everyone()
 
     def _measure(
         self, path: Path, prompts: Sequence[Question], samples: Sequence[Sample]
@@ -253,9 +253,9 @@ class PreferenceRun:
             examples = with_references(loaded.model, examples, bf16=config.bf16)
         tokens = tokens_of(example.layouts for example in examples)
         log.info("%s: %d pairs, %d tokens", folder.name, len(examples), tokens)
-        accelerator = processes()
+        distributed_state = processes()
         plan = fill_last_step(
-            _all_epochs(examples, config), config.pairs_per_step, accelerator.num_processes
+            _all_epochs(examples, config), config.pairs_per_step, distributed_state.num_processes
         )
         device = loaded.model.device.type
         loss = partial(preference_loss, alpha=config.alpha)
@@ -263,9 +263,9 @@ class PreferenceRun:
         weights = RunTrainer(loaded.model, loss, plan, arguments).run()
         # This round trained one join only; the policy may have unlearned the other.
         checkpoint = replace(loaded.checkpoint, joins=(config.joining.value,))
-        if accelerator.is_main_process:
+        if distributed_state.is_main_process:
             save(replace(loaded, checkpoint=checkpoint), folder / "adapter", weights=weights)
-        accelerator.wait_for_everyone()
+        distributed_state.wait_for_everyone()
 
 
 def _all_epochs(examples: Sequence[Example], config: PreferenceConfig) -> list[Example]:

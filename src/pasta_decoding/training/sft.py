@@ -55,12 +55,12 @@ def train_sft(
     if (adapter / FILE_NAME).is_file():
         log.info("this run is finished: %s", figures_of(out))
         return adapter
-    accelerator = processes()
+    distributed_state = processes()
     loaded = load_trainable(base, config)
     inputs["base"] = asdict(loaded.checkpoint.base)
     refuse_other_run(out, config, inputs)
     packs = plan_packs(compile_rows(rows, loaded, config), config)
-    examples = shared_out(packs, config.packs_per_step, accelerator.num_processes)
+    examples = shared_out(packs, config.packs_per_step, distributed_state.num_processes)
     held_out_layouts = compile_rows(held_out, loaded, config) if held_out else []
     held_out_packs = pack(held_out_layouts, config.pack_tokens)
     log.info(
@@ -70,7 +70,7 @@ def train_sft(
         tokens_of(held_out_packs),
     )
     arguments = training_arguments(
-        out, config, len(examples), accelerator.device.type, evaluates=bool(held_out_packs)
+        out, config, len(examples), distributed_state.device.type, evaluates=bool(held_out_packs)
     )
     with owned(out):
         if arguments.should_save:
@@ -81,7 +81,9 @@ def train_sft(
             examples,
             arguments,
             checkpoint=loaded.checkpoint,
-            held_out=shared_out(held_out_packs, config.packs_per_step, accelerator.num_processes),
+            held_out=shared_out(
+                held_out_packs, config.packs_per_step, distributed_state.num_processes
+            ),
         )
         weights = trainer.run()
         if arguments.should_save:
@@ -91,7 +93,7 @@ def train_sft(
                 trial_rows = (held_out or rows)[: config.try_prompts]
                 log.info(trial_line(loaded, [row.conversation for row in trial_rows]))
     # When one process fails, the launcher ends all of them. None may end while the main one writes.
-    accelerator.wait_for_everyone()
+    distributed_state.wait_for_everyone()
     return adapter
 
 
