@@ -1,7 +1,8 @@
-"""GGUF, llama.cpp's file format, read: metadata, and weights by Hugging Face's names.
+"""A reader of GGUF, llama.cpp's file format: metadata, and weights by Hugging Face's names.
 
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Weights are mapped, not read.
-The `gguf` package's own reader takes many seconds for a vocabulary of 150,000 tokens.
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Weights are mapped into
+memory, and read where they are used. The reader of the package `gguf` takes many seconds for a
+vocabulary of 150,000 tokens.
 
 Shapes: O rows of a weight, N bytes of a row.
 """
@@ -30,8 +31,22 @@ Bytes = npt.NDArray[np.uint8]
 
 _VERSIONS = (2, 3)
 _BROKEN = ValueError, TypeError, ArithmeticError, LookupError, RecursionError, struct.error
-_NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
-_TEXT, _ARRAY = 8, 9
+_NUMBERS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+"""Types of metadata that are numbers, with their codes in the module `struct`."""
+_TEXT = 8
+_ARRAY = 9
 
 # Names of a layer's weights: Hugging Face's, and the file's.
 _LAYER = {
@@ -49,38 +64,54 @@ _LAYER = {
 }
 WIDTHS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 _BIASED = ("q_proj", "k_proj", "v_proj")
-# The settings of a model that are obeyed here, or that change nothing.
-_KNOWN = {
-    *("context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size"),
-    *("attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon"),
-    *("rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor"),
-    *(*WIDTHS, "rope.scaling.original_context_length", "tensor_data_layout"),
+_SUPPORTED_SETTINGS = {
+    "context_length",
+    "embedding_length",
+    "block_count",
+    "feed_forward_length",
+    "vocab_size",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.layer_norm_rms_epsilon",
+    "rope.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "tensor_data_layout",
+    *WIDTHS,
 }
-# Where a block has its float16 numbers, in places of two bytes; all else of it is whole numbers.
-_SCALES = {
+"""Settings of a model that Pasta obeys, or that change nothing."""
+# Indices of the float16 numbers in a block, in units of two bytes. Its other numbers are integers.
+_SCALE_INDICES = {
     **dict.fromkeys(("F16", "Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 1)),
     "Q6_K": (104,),
 }
-_REAL = ("rope.freq_base", "attention.layer_norm_rms_epsilon")
-_WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_REAL_SETTINGS = ("rope.freq_base", "attention.layer_norm_rms_epsilon")
+_OUTER_MODULES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
 
 
 def module_names(layers: int) -> dict[str, str]:
-    """Return the file's names of modules, by Hugging Face's."""
-    return _WHOLE | {
-        f"model.layers.{number}.{name}": f"blk.{number}.{short}"
-        for number in range(layers)
-        for name, short in _LAYER.items()
-    }
+    """Return the file's names of modules, by Hugging Face's names."""
+    names = dict(_OUTER_MODULES)
+    for layer in range(layers):
+        for name, short in _LAYER.items():
+            names[f"model.layers.{layer}.{name}"] = f"blk.{layer}.{short}"
+    return names
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One weight. Indexing by rows, a slice or a list, gives them as float32.
+    """One weight. `weight[rows]` gives rows as float32; `rows` is a slice or a list.
 
-    heads: of how many heads the rows are pairs that rotate together; Hugging Face has each head's
-           first members, then its second ones. None: the rows are as there.
+    heads: None if the rows have Hugging Face's order. Else rows of this number of heads are in
+           llama.cpp's order: rows that rotate together are neighbours. Hugging Face has the first
+           rows of all pairs of a head, then the second ones.
     """
 
     bytes_ON: Bytes
@@ -97,32 +128,36 @@ class GgufTensor:
 
     def is_finite(self) -> bool:
         """Are all of its numbers finite? Reads the scales of blocks, where the format has them."""
-        if (places := _SCALES.get(self.kind.name)) is None:
+        indices = _SCALE_INDICES.get(self.kind.name)
+        if indices is None:
             return bool(self[:].isfinite().all())
         blocks = self.bytes_ON.reshape(-1, GGML_QUANT_SIZES[self.kind][1]).view(np.uint16)
-        return not any((blocks[:, place] & 0x7C00 == 0x7C00).any() for place in places)
+        # In float16, all bits of the exponent are set in infinities and NaN only.
+        return not any((blocks[:, index] & 0x7C00 == 0x7C00).any() for index in indices)
 
-    def __getitem__(self, which: slice | Sequence[int]) -> Tensor:
-        """Raise PastaError for a number format that is unknown here."""
+    def __getitem__(self, rows: slice | Sequence[int]) -> Tensor:
+        """Return rows as float32. Raises PastaError for a number format that is unknown here."""
         import torch
 
         try:
-            numbers = dequantize(np.array(self.rows()[which]), self.kind)
+            numbers = dequantize(np.array(self.rows()[rows]), self.kind)
         except NotImplementedError as error:
             raise PastaError(f"weights of the kind {self.kind.name} cannot be read") from error
         return torch.from_numpy(numbers.reshape(-1, *self.shape[1:]))
 
 
 class GgufFile:
-    """An open file. Raises PastaError for one that is broken, cut short, or something else.
+    """An open file. Raises PastaError for a file that is broken, cut short, or of another format.
 
     fields:            metadata by key.
-    weights:           those with a name of Hugging Face's in `module_names`, by that name.
-    frequency_factors: what divides the frequencies of rotary positions, if anything.
+    tensors:           all weights, by the file's names.
+    weights:           weights of the modules in `module_names`, by Hugging Face's names.
+    frequency_factors: divisors of the frequencies of rotary positions; None if there are none.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self._at = path, 0
+        self.path = path
+        self._offset = 0
         try:
             with path.open("rb") as file:
                 self._raw = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -140,37 +175,43 @@ class GgufFile:
             raise PastaError(f"{path} is one of the {parts} parts of a model", hint=hint)
         self.architecture = str(self.fields.get("general.architecture"))
         self.layers = min(self.field("block_count"), len(self.tensors))  # more have no weights
-        self.weights = dict(self._named())
+        self.weights = dict(self._named_weights())
         factors = self.tensors.get("rope_freqs.weight")
         self.frequency_factors = None if factors is None else factors[:]
 
     def field(self, key: str, default: Any = None) -> Any:
         """Return a number of the model's own architecture. Raises PastaError if it is missing."""
-        found = self.fields.get(f"{self.architecture}.{key}", default)
-        kind, what = (float, "number") if key in _REAL else (int, "whole number")
-        if type(found) is not kind or not 0 < found < math.inf:
-            raise PastaError(f"{self.path} holds no {what} above 0 as {self.architecture}.{key}")
-        return found
+        number = self.fields.get(f"{self.architecture}.{key}", default)
+        is_real = key in _REAL_SETTINGS
+        if type(number) is not (float if is_real else int) or not 0 < number < math.inf:
+            kind = "number" if is_real else "whole number"
+            raise PastaError(f"{self.path} holds no {kind} above 0 as {self.architecture}.{key}")
+        return number
 
     def release(self) -> None:
-        """Give back the memory of what was read so far; it is read again where it is needed."""
+        """Give back the memory of all pages that were read; later uses read them again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._raw.madvise(mmap.MADV_DONTNEED)
 
     def _read(self, form: str) -> tuple[Any, ...]:
-        found = struct.unpack_from(form, self._raw, self._at)
-        self._at += struct.calcsize(form)
-        return found
+        """Return the numbers at the current offset, and advance. `form` is a format of `struct`."""
+        numbers = struct.unpack_from(form, self._raw, self._offset)
+        self._offset += struct.calcsize(form)
+        return numbers
 
     def _text(self) -> str:
         (length,) = self._read("<Q")
-        if self._at + length > len(self._raw):
+        end = self._offset + length
+        if end > len(self._raw):
             raise ValueError("it ends inside of its metadata")
-        self._at += length
-        return self._raw[self._at - length : self._at].decode("utf-8", "replace")
+        text = self._raw[self._offset : end]
+        self._offset = end
+        return text.decode("utf-8", "replace")
 
     def _value(self, kind: int | None = None) -> Any:
-        kind = self._read("<I")[0] if kind is None else kind
+        """Read a value of metadata. `kind` is its type; None reads the type first."""
+        if kind is None:
+            (kind,) = self._read("<I")
         if kind == _TEXT:
             return self._text()
         if kind != _ARRAY:
@@ -181,47 +222,65 @@ class GgufFile:
         return list(self._read(f"<{count}{_NUMBERS[kind]}"))
 
     def _tensors(self, count: int) -> Iterator[tuple[str, GgufTensor]]:
-        listed = []
+        """Read the list of `count` weights; map their bytes, which follow it."""
+        entries = []
         for _ in range(count):
-            name, (dimensions,) = self._text(), self._read("<I")
-            listed.append((name, self._read(f"<{dimensions}Q"), *self._read("<IQ")))
+            name = self._text()
+            (dimensions,) = self._read("<I")
+            shape = self._read(f"<{dimensions}Q")  # the length of a row comes first
+            type_number, offset = self._read("<IQ")
+            entries.append((name, shape, type_number, offset))
         alignment = self.fields.get("general.alignment", 32)
-        start = -(-self._at // alignment) * alignment
-        for name, shape, number, offset in listed:
-            kind = GGMLQuantizationType(number)
-            block, block_bytes = GGML_QUANT_SIZES[kind]
-            rows, columns = (shape[0], 1) if len(shape) == 1 else (math.prod(shape[1:]), shape[0])
-            row_bytes = columns // block * block_bytes
-            if columns % block:
+        start = -(-self._offset // alignment) * alignment  # rounded up
+        for name, shape, type_number, offset in entries:
+            kind = GGMLQuantizationType(type_number)
+            block_numbers, block_bytes = GGML_QUANT_SIZES[kind]
+            if len(shape) == 1:  # a vector: each number is a row
+                rows, columns = shape[0], 1
+            else:
+                rows, columns = math.prod(shape[1:]), shape[0]
+            if columns % block_numbers:
                 raise ValueError(f"the rows of {name} end inside of a block")
+            row_bytes = columns // block_numbers * block_bytes
             if start + offset + rows * row_bytes > len(self._raw):
                 raise ValueError(f"it ends before the end of {name}")
             raw = np.frombuffer(self._raw, np.uint8, rows * row_bytes, start + offset)
             yield name, GgufTensor(raw.reshape(rows, row_bytes), kind, tuple(reversed(shape)))
 
-    def _named(self) -> Iterator[tuple[str, GgufTensor]]:
+    def _named_weights(self) -> Iterator[tuple[str, GgufTensor]]:
         heads = {}
         if self.architecture == "llama":
-            query, key = (self.field(f"attention.head_count{one}") for one in ("", "_kv"))
-            heads = {"q_proj": query, "k_proj": key}
+            heads["q_proj"] = self.field("attention.head_count")
+            heads["k_proj"] = self.field("attention.head_count_kv")
         for name, short in module_names(self.layers).items():
             for kind in ("weight", "bias"):
-                if (found := self.tensors.get(f"{short}.{kind}")) is not None:
-                    paired = heads.get(name.rpartition(".")[2])
-                    yield f"{name}.{kind}", replace(found, heads=paired)
+                tensor = self.tensors.get(f"{short}.{kind}")
+                if tensor is not None:
+                    yield f"{name}.{kind}", replace(tensor, heads=heads.get(_last_part(name)))
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def refuse_unread(file: GgufFile) -> None:
     """Raise PastaError for settings and weights that would change the text unnoticed."""
-    path, prefix = file.path, f"{file.architecture}."
-    found = {key[len(prefix) :]: one for key, one in file.fields.items() if key.startswith(prefix)}
-    if unknown := [key for key, one in found.items() if one and key not in _KNOWN]:
-        raise PastaError(f"{path} sets {prefix}{unknown[0]}, which is unknown here")
-    if len(widths := {file.field(key) for key in WIDTHS if key in found}) > 1:
+    path = file.path
+    prefix = f"{file.architecture}."
+    settings = {
+        key.removeprefix(prefix): value
+        for key, value in file.fields.items()
+        if key.startswith(prefix)
+    }
+    for key, value in settings.items():
+        if value and key not in _SUPPORTED_SETTINGS:
+            raise PastaError(f"{path} sets {prefix}{key}, which is unknown here")
+    widths = {file.field(key) for key in WIDTHS if key in settings}
+    if len(widths) > 1:
         raise PastaError(f"{path} has heads of the widths {sorted(widths)}, not of one")
-    # Where a factor stands without a type, llama.cpp scales linearly.
-    factor = found.get("rope.scaling.factor") or found.get("rope.scale_linear") or 1.0
-    scaling = found.get("rope.scaling.type", "none" if factor == 1.0 else "linear")
+    # llama.cpp scales linearly where there is a factor and no type.
+    factor = settings.get("rope.scaling.factor") or settings.get("rope.scale_linear") or 1.0
+    scaling = settings.get("rope.scaling.type", "none" if factor == 1.0 else "linear")
     if scaling != "none":
         raise PastaError(f"{path} has rotary positions of the type {scaling}, unknown here")
     _check_weights(file)
@@ -234,42 +293,56 @@ def refuse_unread(file: GgufFile) -> None:
 def _check_weights(file: GgufFile) -> None:
     """Raise PastaError for weights that are missing, unknown, misshapen, or no numbers."""
     shapes = _shapes(file)
-    names = {name: short for name, short in module_names(file.layers).items()
-             if name.rpartition(".")[2] in shapes}  # fmt: skip
-    known = {f"{short}.{kind}" for short in names.values() for kind in ("weight", "bias")}
-    if unknown := file.tensors.keys() - known - {"rope_freqs.weight"}:
+    names = {
+        name: short
+        for name, short in module_names(file.layers).items()
+        if _last_part(name) in shapes
+    }
+    expected = {f"{short}.{kind}" for short in names.values() for kind in ("weight", "bias")}
+    unknown = file.tensors.keys() - expected - {"rope_freqs.weight"}
+    if unknown:
         raise PastaError(f"{file.path} has weights that are unknown here, such as {min(unknown)}")
     for name, short in names.items():
-        kind = name.rpartition(".")[2]
-        weight, bias = (file.tensors.get(f"{short}.{one}") for one in ("weight", "bias"))
-        if bias is not None and (kind not in _BIASED or bias.shape != shapes[kind][:1]):
+        module = _last_part(name)
+        weight = file.tensors.get(f"{short}.weight")
+        bias = file.tensors.get(f"{short}.bias")
+        if bias is not None and (module not in _BIASED or bias.shape != shapes[module][:1]):
             raise PastaError(f"{file.path} has {short}.bias, which is unknown here")
-        if weight is None and kind == "lm_head":
+        if weight is None and module == "lm_head":
             continue  # it is tied to the embeddings
         if weight is None:
             raise PastaError(f"{file.path} holds no {short}.weight")
-        if weight.shape != shapes[kind]:
+        if weight.shape != shapes[module]:
             shape = " x ".join(map(str, weight.shape))
             raise PastaError(f"{file.path} has {short}.weight in the shape {shape}")
 
 
 def _shapes(file: GgufFile) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a decoder's weights by the last part of their modules' names."""
-    if (embeddings := file.tensors.get("token_embd.weight")) is None:
+    embeddings = file.tensors.get("token_embd.weight")
+    if embeddings is None:
         raise PastaError(f"{file.path} holds no whole model: it has no embeddings")
-    hidden, inner = file.field("embedding_length"), file.field("feed_forward_length")
+    vocabulary_size = embeddings.shape[0]
+    hidden = file.field("embedding_length")
+    inner = file.field("feed_forward_length")
     heads = file.field("attention.head_count")
     width = file.field("attention.key_length", hidden // heads)
     kv_rows = file.field("attention.head_count_kv", heads) * width
-    norms = ("norm", "input_layernorm", "post_attention_layernorm")
-    own = ("q_norm", "k_norm") if file.architecture == "qwen3" else ()
-    return {
-        **dict.fromkeys(("embed_tokens", "lm_head"), (embeddings.shape[0], hidden)),
-        **dict.fromkeys(norms, (hidden,)),
-        **dict.fromkeys(own, (width,)),
-        **dict.fromkeys(("k_proj", "v_proj"), (kv_rows, hidden)),
-        **dict.fromkeys(("gate_proj", "up_proj"), (inner, hidden)),
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens": (vocabulary_size, hidden),
+        "lm_head": (vocabulary_size, hidden),
+        "norm": (hidden,),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
         "q_proj": (heads * width, hidden),
+        "k_proj": (kv_rows, hidden),
+        "v_proj": (kv_rows, hidden),
         "o_proj": (hidden, heads * width),
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),
     }
+    if file.architecture == "qwen3":
+        shapes["q_norm"] = (width,)
+        shapes["k_norm"] = (width,)
+    return shapes

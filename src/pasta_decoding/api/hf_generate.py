@@ -115,7 +115,7 @@ def _decode(
             for stream in streams:
                 for index, text in enumerate(stream):
                     if streamer is not None:
-                        ids = decoder.encoder.encode_text(text, behind=index > 0)
+                        ids = decoder.encoder.encode_text(text, continues=index > 0)
                         streamer.put(torch.tensor(ids))
     finally:
         if streamer is not None:

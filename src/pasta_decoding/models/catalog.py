@@ -82,9 +82,9 @@ def resolve(adapter: str | None, model: Path | None, cache: Path) -> ModelSource
     Raises PastaError for words that name nothing or that do not go together, and for a download
     that fails. The files may still be broken: loading looks into them.
     """
-    whole = whole_model(adapter, model)
-    if whole is not None:
-        return WholeModel(whole)
+    whole_path = whole_model(adapter, model)
+    if whole_path is not None:
+        return WholeModel(whole_path)
     if adapter is not None and is_hub_name(Path(adapter)):
         return resolve(str(download_from_hub(adapter)), model, cache)
     name = adapter_name(adapter, model)
@@ -262,9 +262,9 @@ def holds_weights(path: Path) -> bool:
 
 def short_name(adapter: str | None, model: Path | None) -> str:
     """Return what a checkpoint is called in a line for people."""
-    whole = whole_model(adapter, model)
-    if whole is not None:
-        return whole.name
+    whole_path = whole_model(adapter, model)
+    if whole_path is not None:
+        return whole_path.name
     name = adapter_name(adapter, model)
     if name != NO_ADAPTER:
         return Path(name).name
@@ -290,18 +290,18 @@ def baseline_of(
 
     Raises PastaError for whole models and servers without `named`: their baseline is unknown.
     """
-    whole = whole_model(adapter, model)
+    whole_path = whole_model(adapter, model)
     name = adapter_name(adapter, model)
-    has_adapter_here = whole is None and not is_remote
+    has_adapter_here = whole_path is None and not is_remote
     ships = has_adapter_here and name in shipped_adapters()
     if named is not None and not (ships and named == SEQUENTIAL):
-        same_weights = named in (name, str(whole))
+        same_weights = named in (name, str(whole_path))
         weights = "the same weights with" if same_weights else f"{named},"
-        base = model if whole is None else None
+        base = model if whole_path is None else None
         return Baseline(named, model_beside(named, base), f"{weights} promises banned")
     if not has_adapter_here:
         raise PastaError(
-            f"no baseline is known for {whole or 'a model on servers'}: name an adapter or "
+            f"no baseline is known for {whole_path or 'a model on servers'}: name an adapter or "
             "a whole model with --baseline"
         )
     if ships:

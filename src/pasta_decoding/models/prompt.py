@@ -1,12 +1,12 @@
 """Chat messages to token ids, so that foreign text can never act.
 
-Foreign text (what users, system prompts and history say) is tokenised by itself, by a copy of
-the tokenizer that knows no added token; only the chat template's own text may become special
-tokens. `<|im_end|>` in a user's message is therefore ten ordinary characters.
+Foreign text (of users, system prompts and history) is tokenised by itself, by a copy of the
+tokenizer that has no added tokens. Only the chat template's own text may become special tokens.
+So `<|im_end|>` in a user's message is ten ordinary characters.
 
-For harmless text the ids equal those of `apply_chat_template`, except at the seams: a token
-never spans a border between template and content, so content that begins with line breaks
-right behind the template's own line break may be cut differently.
+For harmless text the ids equal those of `apply_chat_template`, except at the seams. A token never
+spans a border between template and content, so content that begins with line breaks, right after
+the template's own line break, may be cut differently.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 class PromptEncoder:
     """Turns conversations and foreign text into ids for one tokenizer.
 
-    It copies what it needs from the tokenizer when it is made, so tokens that are added later are
-    unknown to it.
+    It copies parts of the tokenizer when it is made. Tokens that are added later do not reach it.
     """
 
     def __init__(
@@ -38,16 +37,22 @@ class PromptEncoder:
         self._foreign, dropped_ids = _without_added_tokens(tokenizer)
         self._control = frozenset(forbidden_ids)
         self._forbidden = dropped_ids | self._control
-        self._line, behind_line = (
-            self._foreign.encode(text, add_special_tokens=False).ids for text in ("\n", "\na")
-        )
-        self._puts_blanks = behind_line != [*self._line, *self.encode_text("a")]
-        # The tokenizer may also put a token behind a text, which a prompt goes on from.
-        own, with_ends = self.encode_text("a"), tokenizer.encode("a", add_special_tokens=True)
-        self._opening = with_ends[: with_ends.index(own[0])] if own else with_ends
+        self._line = self._foreign.encode("\n", add_special_tokens=False).ids
+        text_ids = self.encode_text("a")
+        line_and_text_ids = self._foreign.encode("\na", add_special_tokens=False).ids
+        self._puts_blanks = line_and_text_ids != [*self._line, *text_ids]
+        # Leave out tokens that the tokenizer puts after a text: an answer continues the prompt.
+        ids_with_ends = tokenizer.encode("a", add_special_tokens=True)
+        opening_size = ids_with_ends.index(text_ids[0]) if text_ids else len(ids_with_ends)
+        self._opening = ids_with_ends[:opening_size]
         self._template = None if tokenizer.chat_template is None else ChatTemplate(tokenizer)
 
     def encode(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> list[int]:
+        """Return the ids of a conversation that the model is to answer.
+
+        Raises PastaError for more than `max_tokens`, for a conversation that does not end with the
+        user's words, and for a template or a text that cannot be encoded safely.
+        """
         _check_conversation(messages)
         _refuse_longer(len(messages), "messages", max_tokens)
         contents = [message.content for message in messages]
@@ -59,83 +64,108 @@ class PromptEncoder:
         return ids
 
     def encode_plain(self, text: str, *, max_tokens: int | None = None) -> list[int]:
-        """Return the ids of a text to go on from: no chat template, but what begins a text."""
+        """Return the ids of a text to continue: no chat template, but the tokens that begin a text.
+
+        Raises PastaError for more than `max_tokens`.
+        """
         self._refuse_huge([text], max_tokens)
         ids = [*self._opening, *self.encode_text(text)]
         _refuse_longer(len(ids), "tokens", max_tokens)
         return ids
 
-    def encode_text(self, text: str, *, behind: bool = False) -> list[int]:
-        """Return the ids of foreign text, never special ones; no blank comes before it `behind`."""
+    def encode_text(self, text: str, *, continues: bool = False) -> list[int]:
+        """Return the ids of foreign text, which are never special ones.
+
+        continues: the text follows another one, so the tokenizer puts no blank before it.
+        """
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             message = f"the text is not valid UTF-8, at character {error.start + 1}"
             raise PastaError(message) from error
-        lead, skipped = ("\n", len(self._line)) if behind and self._puts_blanks else ("", 0)
+        # A line break in front keeps the blank away; its ids are skipped.
+        lead = "\n" if continues and self._puts_blanks else ""
+        lead_ids = self._line if lead else []
         encoding = self._foreign.encode(lead + text, add_special_tokens=False)
-        if encoding.ids[:skipped] != self._line[:skipped]:
+        if encoding.ids[: len(lead_ids)] != lead_ids:
             return self.encode_text(text)
-        ids: list[int] = encoding.ids[skipped:]
+        ids: list[int] = encoding.ids[len(lead_ids) :]
         if self._forbidden.isdisjoint(ids):
             return ids
         # The model's vocabulary itself spells a forbidden token (some tokenizers look whole
         # words up before they merge). Cut inside it and encode the parts on their own.
         cuts = {0, len(text)}
-        for token, (start, end) in zip(ids, encoding.offsets[skipped:], strict=True):
+        for token, (start, end) in zip(ids, encoding.offsets[len(lead_ids) :], strict=True):
             if token in self._forbidden:
-                cuts.add(start + 1 - len(lead))
+                cut = start + 1 - len(lead)
+                cuts.add(cut)
                 if end - start < 2:
-                    only = self._tokenizer.convert_ids_to_tokens(token)
+                    token_text = self._tokenizer.convert_ids_to_tokens(token)
                     raise PastaError(
                         "the text holds a character that this tokenizer can only write as "
-                        f"{only!r}, at character {start + 1 - len(lead)}"
+                        f"{token_text!r}, at character {cut}"
                     )
-        parts = [text[start:end] for start, end in pairwise(sorted(cuts))]
-        found = self.encode_text(parts[0], behind=behind)
-        return found + [one for part in parts[1:] for one in self.encode_text(part, behind=True)]
+        safe_ids: list[int] = []
+        for start, end in pairwise(sorted(cuts)):
+            safe_ids += self.encode_text(text[start:end], continues=continues or start > 0)
+        return safe_ids
 
     def _encode_by(self, template: ChatTemplate, messages: Sequence[Message]) -> list[int]:
         rendered = template.render(messages, [message.content for message in messages])
-        shown = template.cut(messages, rendered)
-        if shown is None:
-            return self._encode_whole(template, messages, rendered)
+        pairs = template.cut(messages, rendered)
+        if pairs is None:
+            return self._encode_uncut(template, messages, rendered)
         ids: list[int] = []
-        for piece, content in shown:
-            ids += self._encode_shown(piece, content, behind=self._puts_blanks and bool(ids))
+        for template_text, content in pairs:
+            continues = self._puts_blanks and bool(ids)
+            ids += self._encode_pair(template_text, content, continues=continues)
         return ids
 
-    def _encode_shown(self, piece: str, content: str, *, behind: bool) -> list[int]:
-        """Return the ids of template text and of the content behind it, which may bring a blank."""
-        own, whole = (self._encode_acting(text, behind=behind) for text in (piece, f"{piece}a"))
-        brought = self.encode_text("a")
-        if content and self._puts_blanks and whole[-len(brought) :] == brought:
-            return [*whole[: -len(brought)], *self.encode_text(content)]
-        return [*own, *self.encode_text(content, behind=True)]
+    def _encode_pair(self, template_text: str, content: str, *, continues: bool) -> list[int]:
+        """Return the ids of a template's text and of the content after it.
 
-    def _encode_acting(self, text: str, *, behind: bool = False) -> list[int]:
-        """Encode a template's text, in which special tokens act."""
+        If the tokenizer puts a blank between the two, so does this.
+        """
+        sample = self.encode_text("a")
+        with_sample = self._encode_template(f"{template_text}a", continues=continues)
+        if content and self._puts_blanks and with_sample[-len(sample) :] == sample:
+            return [*with_sample[: -len(sample)], *self.encode_text(content)]
+        template_ids = self._encode_template(template_text, continues=continues)
+        return [*template_ids, *self.encode_text(content, continues=True)]
+
+    def _encode_template(self, text: str, *, continues: bool = False) -> list[int]:
+        """Encode a template's text, which may have special tokens. `continues` as above."""
         settings = {"add_special_tokens": False, "split_special_tokens": False}
-        ids: list[int] = self._tokenizer.encode(f"\n{text}" if behind else text, **settings)
-        skipped = len(self._line) if behind else 0
-        is_apart = ids[:skipped] == self._line[:skipped]
-        return ids[skipped:] if is_apart else self._encode_acting(text)
+        if not continues:
+            plain_ids: list[int] = self._tokenizer.encode(text, **settings)
+            return plain_ids
+        ids: list[int] = self._tokenizer.encode(f"\n{text}", **settings)
+        lead_size = len(self._line)
+        if ids[:lead_size] != self._line:
+            return self._encode_template(text)
+        return ids[lead_size:]
 
-    def _encode_whole(
+    def _encode_uncut(
         self, template: ChatTemplate, messages: Sequence[Message], rendered: str
     ) -> list[int]:
-        """Encode contents with a template that looks into them; refuse any that could act."""
-        added = [text for text in self._tokenizer.get_added_vocab() if not text.isspace()]
-        edges = {character for text in added for character in (text[0], text[-1])}
-        marked = template.render(messages, [f"\u200b{one.content}\u200b" for one in messages])
-        ids = self._encode_acting(rendered)
-        acts = [one for one in ids if one in self._forbidden]
-        # A token that covers a content would be broken by marks around it.
-        seams = acts != [one for one in self._encode_acting(marked) if one in self._forbidden]
-        clear = all(edges.isdisjoint(message.content) for message in messages)
-        if seams or not clear or not self._control.isdisjoint(ids):
+        """Encode a conversation whose template looks into contents.
+
+        Raises PastaError if a content could become a special token, or a part of one.
+        """
+        added_texts = [text for text in self._tokenizer.get_added_vocab() if not text.isspace()]
+        edges = {text[0] for text in added_texts} | {text[-1] for text in added_texts}
+        # Marks around a content would break a special token that reaches into it.
+        marked_contents = [f"\u200b{message.content}\u200b" for message in messages]
+        marked_ids = self._encode_template(template.render(messages, marked_contents))
+        ids = self._encode_template(rendered)
+        has_seams = self._forbidden_in(ids) != self._forbidden_in(marked_ids)
+        is_clear = all(edges.isdisjoint(message.content) for message in messages)
+        if has_seams or not is_clear or not self._control.isdisjoint(ids):
             raise PastaError(f"{template.name} looks into messages, and one could be taken for it")
         return ids
+
+    def _forbidden_in(self, ids: Sequence[int]) -> list[int]:
+        return [token for token in ids if token in self._forbidden]
 
     def _refuse_huge(self, texts: Sequence[str], max_tokens: int | None) -> None:
         """Refuse a huge text before time and memory go into tokenising it."""
@@ -147,10 +177,10 @@ class PromptEncoder:
 
 
 def _without_added_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, frozenset[int]]:
-    """Return a copy that knows no added token, and the ids that it must never produce.
+    """Return a copy that has no added tokens, and the ids that it must never produce.
 
-    `split_special_tokens=True` alone would not do: it lets added tokens through that are not
-    flagged special. Added runs of white space (Gemma has them) stay: they are formatting.
+    `split_special_tokens=True` alone is not enough: it accepts added tokens that are not flagged
+    special. Added runs of white space (Gemma has them) stay: they are formatting.
     """
     from tokenizers import Tokenizer
 
@@ -158,17 +188,18 @@ def _without_added_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer
     if backend is None:
         raise PastaError(f"the tokenizer of {tokenizer.name_or_path} has no tokenizer.json")
     copy = Tokenizer(backend.model)  # which is shared: to build one takes seconds
-    copy.normalizer, copy.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
+    copy.normalizer = backend.normalizer
+    copy.pre_tokenizer = backend.pre_tokenizer
     copy.post_processor = backend.post_processor
     added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
-    of_model = backend.get_vocab_size(with_added_tokens=False)
-    # U+2581 is how sentencepiece vocabularies write a space.
-    texts = {id_: one.content.replace("\u2581", " ") for id_, one in added.items()}
-    kept = {
-        n for n, one in added.items() if not one.special and texts[n].isspace() and n < of_model
-    }
-    copy.add_tokens([added[one] for one in sorted(kept)])
-    return copy, frozenset(added.keys() - kept)
+    model_size = backend.get_vocab_size(with_added_tokens=False)
+    space_ids = []
+    for token, added_token in sorted(added.items()):
+        text = added_token.content.replace("\u2581", " ")  # sentencepiece's sign for a space
+        if text.isspace() and not added_token.special and token < model_size:
+            space_ids.append(token)
+    copy.add_tokens([added[token] for token in space_ids])
+    return copy, frozenset(added.keys() - set(space_ids))
 
 
 def _check_conversation(messages: Sequence[Message]) -> None:

@@ -116,11 +116,11 @@ def segments_of(tree: Tree, control: ControlTokens, encoder: PromptEncoder) -> l
     A promise gets the length of its chunk in these tokens, not the length in the annotation.
     """
     segments: list[Segment] = []
-    encode = partial(encoder.encode_text, behind=True)
+    encode = partial(encoder.encode_text, continues=True)
     for node in tree:
         match node:
             case Span(text):
-                ids = encoder.encode_text(text, behind=bool(segments))
+                ids = encoder.encode_text(text, continues=bool(segments))
                 segments.append(MainRun(tuple(ids)))
             case Chunk(topic, _, text):
                 body_ids = encode(text)
