@@ -86,7 +86,7 @@ def test_everyone_gets_in_and_in_order_however_narrow_it_is(
         for _ in range(steps):
             scheduler.step()
     answers = finish(scheduler, added)
-    let_in_s = [at + one.queue_s for at, one in zip(added_s, answers, strict=True)]
+    let_in_s = [start_s + answer.queue_s for start_s, answer in zip(added_s, answers, strict=True)]
     assert let_in_s == sorted(let_in_s)
     assert engine.slots_in_use == 0
 
@@ -95,7 +95,7 @@ def test_everyone_gets_in_and_in_order_however_narrow_it_is(
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("bad_request", "message"),
     [
         (sized(11, 40), "a prompt of 11 tokens and an answer of up to 40 .* the engine's 50 slots"),
         (sized(10, 91), "a prompt of 10 tokens and an answer of up to 91 .* 100 positions"),
@@ -104,10 +104,12 @@ def test_everyone_gets_in_and_in_order_however_narrow_it_is(
         (replace(greedy(), prompt=(A, SIZE)), f"token id {SIZE} is outside .* of {SIZE}"),
     ],
 )
-def test_who_could_not_be_answered_even_alone_is_refused(asked: Request, said: str) -> None:
+def test_who_could_not_be_answered_even_alone_is_refused(
+    bad_request: Request, message: str
+) -> None:
     engine, scheduler = machine(ENDLESS, max_positions=100, max_slots=50, max_branches=2)
-    with pytest.raises(PastaError, match=said):
-        scheduler.add(asked)
+    with pytest.raises(PastaError, match=message):
+        scheduler.add(bad_request)
     assert not scheduler.busy
     assert engine.slots_in_use == 0
 

@@ -49,12 +49,12 @@ def test_a_checkpoint_is_joined_as_it_was_trained_unless_somebody_insists() -> N
     assert caught.value.hint == (
         "Use another adapter, or --join text to decode with this one all the same."
     )
-    found = [
-        decoder(ScriptedEngine, wanted, joins=joins)
-        for joins, wanted in ((("text", "kv"), None), (("text",), None), (("text",), Joining.kv))
+    decoders = [
+        decoder(ScriptedEngine, joining, joins=joins)
+        for joins, joining in ((("text", "kv"), None), (("text",), None), (("text",), Joining.kv))
     ]
-    assert [one.joining for one in found] == [Joining.kv, Joining.text, Joining.kv]
-    assert [one.warnings for one in found[:2]] == [(), ()]
-    assert found[2].warnings == (
-        "the checkpoint was not trained for the join kv: expect worse text",
-    )
+    first, second, third = decoders
+    assert first.joining is third.joining is Joining.kv
+    assert second.joining is Joining.text
+    assert first.warnings == second.warnings == ()
+    assert third.warnings == ("the checkpoint was not trained for the join kv: expect worse text",)

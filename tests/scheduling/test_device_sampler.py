@@ -36,9 +36,9 @@ def test_a_device_draws_what_the_host_would(
 ) -> None:
     rows_FV = 2 * np.random.default_rng(seed).standard_normal((len(samplings), size))
     logits_FV = rows_FV.astype(np.float32)
-    draws = [Sampler(one, row).row(row, 3, {}) for row, one in enumerate(samplings)]
-    expected = [sample_token(logits_V, one) for logits_V, one in zip(logits_FV, draws, strict=True)]
-    assert sample_tokens(torch.from_numpy(logits_FV), draws) == expected
+    rows = [Sampler(params, number).row(number, 3, {}) for number, params in enumerate(samplings)]
+    expected = [sample_token(logits_V, row) for logits_V, row in zip(logits_FV, rows, strict=True)]
+    assert sample_tokens(torch.from_numpy(logits_FV), rows) == expected
 
 
 def test_rows_that_are_no_numbers_give_some_token_and_leave_the_others_theirs() -> None:
@@ -89,6 +89,6 @@ def test_answers_are_the_same_wherever_their_tokens_are_sampled(
         answers.append(finish(scheduler, numbers))
     there, here = answers
     assert [answer.layouts for answer in there] == [answer.layouts for answer in here]
-    assert [one.interventions for one in there] == [one.interventions for one in here]
+    assert [answer.interventions for answer in there] == [answer.interventions for answer in here]
     assert sum(answer.interventions for answer in here) > 0
     assert chunks in (None, here[0].chunks)

@@ -93,14 +93,17 @@ def test_widths_of_which_nothing_is_known_are_tried_and_then_left_alone() -> Non
 
 def test_with_hundreds_of_threads_nearly_all_steps_are_as_wide_as_they_can_be() -> None:
     """On a GPU: however their numbers change, and although steps with prompts tell nothing."""
-    random, policy, whole = Random(0), SchedulingPolicy(), 0
+    random = Random(0)
+    policy = SchedulingPolicy()
+    full_steps = 0
     for step in range(600):
         answers = standing(*(random.randint(1, 6) for _ in range(160)))
-        width, wide = sum(widths(policy, answers)), sum(len(one.threads) for one in answers)
-        whole += width == wide
+        width = sum(widths(policy, answers))
+        max_width = sum(len(answer.threads) for answer in answers)
+        full_steps += width == max_width
         if step % 3:
             policy.learn(width, 0.015 + 0.00002 * width)
-    assert whole > 550
+    assert full_steps > 550
 
 
 def test_a_figure_that_is_old_is_taken_again() -> None:
@@ -121,9 +124,9 @@ def test_who_is_in_a_hurry_has_all_threads_and_who_is_not_waits_a_little() -> No
         RunnableThreads(range(4)),
         RunnableThreads(range(4), priority=Priority.high),
     ]
-    found = [widths(policy, answers) for _ in range(BACKGROUND_STEPS)]
-    assert [one[1:] for one in found] == [[1, 4]] * BACKGROUND_STEPS
-    assert [one[0] for one in found] == [0, 0, 0, 1]
+    steps = [widths(policy, answers) for _ in range(BACKGROUND_STEPS)]
+    assert [step_widths[1:] for step_widths in steps] == [[1, 4]] * BACKGROUND_STEPS
+    assert [step_widths[0] for step_widths in steps] == [0, 0, 0, 1]
     assert widths(taught(linear), answers[:1]) == [4], "alone it has nobody to wait for"
 
 
@@ -138,18 +141,18 @@ def test_everybody_who_is_ready_advances_within_a_few_steps(
 ) -> None:
     """However many threads the others have, and whatever their priority."""
     policy = SchedulingPolicy(target_s)
-    asking = [RunnableThreads(range(threads), priority=priority) for threads, priority in answers]
-    advanced = [0] * len(asking)
+    runnable = [RunnableThreads(range(threads), priority=priority) for threads, priority in answers]
+    advanced = [0] * len(runnable)
     for _ in range(BACKGROUND_STEPS):
-        chosen = policy.choose(asking)
-        for place, (one, threads) in enumerate(zip(asking, chosen, strict=True)):
-            assert list(threads) == list(one.threads[: len(threads)])
-            advanced[place] += bool(threads)
-            assert threads or one.priority is Priority.low or not one.threads
+        chosen = policy.choose(runnable)
+        for index, (answer, threads) in enumerate(zip(runnable, chosen, strict=True)):
+            assert list(threads) == list(answer.threads[: len(threads)])
+            advanced[index] += bool(threads)
+            assert threads or answer.priority is Priority.low or not answer.threads
         width = sum(map(len, chosen))
         if width:
             policy.learn(width, cost(width))
-    assert all(advanced[n] for n, one in enumerate(asking) if one.threads)
+    assert all(advanced[index] for index, answer in enumerate(runnable) if answer.threads)
 
 
 # Nobody starves and nothing leaks, whatever the others ask for and whenever they leave
@@ -184,8 +187,9 @@ def steps_of_a_victim(request: Request, adversaries: int, **about: Priority) -> 
         scheduler.add(adversary(**about))
     for _ in range(25):
         scheduler.step()
-    one, steps = scheduler.add(request), 0
-    while one.result() is None:
+    generation = scheduler.add(request)
+    steps = 0
+    while generation.result() is None:
         scheduler.step()
         steps += 1
     assert scheduler.activity.live_threads >= 10 * adversaries
@@ -197,9 +201,9 @@ def steps_of_a_victim(request: Request, adversaries: int, **about: Priority) -> 
 @pytest.mark.parametrize("adversaries", [1, 4])
 def test_whoever_promises_thousands_of_chunks_delays_nobody_else(adversaries: int) -> None:
     """But for the steps in which it is learned what so many threads take without prompts."""
-    most = steps_of_a_victim(victim(20), 0) + MIN_SAMPLES
-    assert steps_of_a_victim(victim(20), adversaries) <= most
-    assert steps_of_a_victim(victim(20), adversaries, priority=Priority.high) <= most
+    max_steps = steps_of_a_victim(victim(20), 0) + MIN_SAMPLES
+    assert steps_of_a_victim(victim(20), adversaries) <= max_steps
+    assert steps_of_a_victim(victim(20), adversaries, priority=Priority.high) <= max_steps
 
 
 def test_an_answer_that_is_in_no_hurry_waits_no_longer_than_it_must() -> None:
@@ -213,21 +217,21 @@ def deeds(seed: int, policy: SchedulingPolicy) -> None:
     engine = ScriptedEngine(shuffled(SIZE, seed), SIZE, max_slots=300, max_branches=30)
     clock = FakeClock()
     scheduler = Scheduler(engine, VOCABULARY, SCHEME, policy=policy, clock=clock)
-    known: list[Generation] = []
+    generations: list[Generation] = []
     for _ in range(chance.randrange(4, 12)):
         limit = chance.choice([None, None, float(chance.randrange(5, 60))])
         stops = chance.choice([(), ("b",)])
         request = asked(chance.randrange(30), max_seconds=limit, stop=stops)
-        known.append(scheduler.add(request))
+        generations.append(scheduler.add(request))
         for _ in range(chance.randrange(8)):
             scheduler.step()
         if chance.random() < 0.4:
-            scheduler.cancel(chance.choice(known))
+            scheduler.cancel(chance.choice(generations))
         if chance.random() < 0.2:
-            scheduler.cancel(known.pop(chance.randrange(len(known))))
+            scheduler.cancel(generations.pop(chance.randrange(len(generations))))
     while scheduler.busy:
         scheduler.step()
-    assert all(one.result() is not None for one in known)
+    assert all(generation.result() is not None for generation in generations)
     assert engine.slots_in_use == 0
 
 

@@ -90,11 +90,11 @@ def passes(engine: TimedEngine, scheduler: Scheduler, generation: Generation) ->
     return came
 
 
-def prompt_s(machine: Machine, beside: int = 0) -> float:
+def prompt_s(machine: Machine, streams: int = 0) -> float:
     """Seconds from asking to the first token, with a prompt of LONG tokens."""
     engine = TimedEngine(machine)
     scheduler = scheduler_over(engine)
-    for _ in range(beside):
+    for _ in range(streams):
         scheduler.add(writing(3000))
     for _ in range(20):
         scheduler.step()
@@ -120,10 +120,12 @@ def stream(machine: Machine, long: int) -> list[float]:
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_stream_beside_a_long_prompt_is_at_most_three_times_as_slow(name: str) -> None:
-    alone, beside = stream(MACHINES[name], 0), stream(MACHINES[name], 1)
-    assert len(beside) == len(alone)
-    assert beside[-1] - beside[0] <= 3 * (alone[-1] - alone[0])
-    assert max(b - a for a, b in pairwise(beside)) <= 8 * max(b - a for a, b in pairwise(alone))
+    alone, with_prompt = stream(MACHINES[name], 0), stream(MACHINES[name], 1)
+    assert len(with_prompt) == len(alone)
+    assert with_prompt[-1] - with_prompt[0] <= 3 * (alone[-1] - alone[0])
+    assert max(b - a for a, b in pairwise(with_prompt)) <= 8 * max(
+        b - a for a, b in pairwise(alone)
+    )
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -165,15 +167,15 @@ def test_steps_without_prompts_pay_for_a_slow_pass() -> None:
     assert scheduler.policy._budget_s > 0
 
 
-@pytest.mark.parametrize(("width", "least"), [(250, 1000), (2000, 64)])
+@pytest.mark.parametrize(("width", "min_tokens"), [(250, 1000), (2000, 64)])
 def test_prompts_are_fed_beside_hundreds_of_threads_where_wide_steps_are_cheap(
-    width: int, least: int
+    width: int, min_tokens: int
 ) -> None:
     policy, tokens = SchedulingPolicy(), 0
     for _ in range(30):
         tokens = policy.prompt_tokens(width, 1536)
         policy.learn(width, 0.02 + 0.00001 * (width + tokens), tokens)
-    assert tokens >= least
+    assert tokens >= min_tokens
 
 
 def test_what_a_text_join_reads_again_is_paced_like_a_prompt() -> None:
@@ -190,11 +192,11 @@ def test_what_a_text_join_reads_again_is_paced_like_a_prompt() -> None:
 
 @few(50)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=6), st.integers(0, 256))
-def test_shares_of_a_step(wanted: list[int], tokens: int) -> None:
-    shares = share_out(wanted, tokens)
-    assert sum(shares) == min(tokens, sum(wanted))
-    assert all(0 <= share <= want for share, want in zip(shares, wanted, strict=True))
-    assert shares[0] >= min(wanted[0], -(-tokens // 2))
-    for share, want in zip(shares[1:], wanted[1:], strict=True):
-        shorter = [n for n in range(len(wanted)) if wanted[n] < want]
-        assert not share or all(shares[n] == wanted[n] for n in shorter)
+def test_shares_of_a_step(unfed_tokens: list[int], tokens: int) -> None:
+    shares = share_out(unfed_tokens, tokens)
+    assert sum(shares) == min(tokens, sum(unfed_tokens))
+    assert all(0 <= share <= unfed for share, unfed in zip(shares, unfed_tokens, strict=True))
+    assert shares[0] >= min(unfed_tokens[0], -(-tokens // 2))
+    for share, unfed in zip(shares[1:], unfed_tokens[1:], strict=True):
+        shorter = [index for index in range(len(unfed_tokens)) if unfed_tokens[index] < unfed]
+        assert not share or all(shares[index] == unfed_tokens[index] for index in shorter)

@@ -52,7 +52,8 @@ def asking(*prompt: int, max_tokens: int = 14, parallel: bool = True) -> Request
 
 def fed(scheduler: Scheduler, *requests: Request) -> list[int]:
     """Answer `requests` side by side; return how many tokens of each one's prompt were fed."""
-    traces = [one.trace for one in finish(scheduler, [scheduler.add(one) for one in requests])]
+    generations = [scheduler.add(request) for request in requests]
+    traces = [answer.trace for answer in finish(scheduler, generations)]
     for trace in traces:
         assert trace.prompt_tokens == trace.prefilled_tokens + trace.reused_tokens
     return [trace.prefilled_tokens for trace in traces]
@@ -79,9 +80,9 @@ def test_a_next_turn_computes_what_is_new_of_it() -> None:
 
 def test_a_sequential_answer_is_not_read_again() -> None:
     scheduler = keeping(ScriptedEngine(ENDLESS, SIZE))
-    one = asking(*LONG, A, max_tokens=9, parallel=False)
-    (answer,) = finish(scheduler, [scheduler.add(one)])
-    written = [one.token for one in answer.trace.fed]
+    request = asking(*LONG, A, max_tokens=9, parallel=False)
+    (answer,) = finish(scheduler, [scheduler.add(request)])
+    written = [fed_token.token for fed_token in answer.trace.fed]
     assert len(written) == 9
     assert fed(scheduler, asking(*LONG, A, *written, B, C, A)) == [3]
 
@@ -109,11 +110,11 @@ def test_what_is_kept_goes_as_soon_as_a_request_needs_the_room() -> None:
     scheduler = keeping(engine)
     fed(scheduler, asking(*LONG, A, max_tokens=5, parallel=False))
     assert scheduler.activity.kept_slots == engine.slots_in_use == 46
-    one = scheduler.add(asking(*LONG, *LONG[1:], A, max_tokens=20, parallel=False))
+    generation = scheduler.add(asking(*LONG, *LONG[1:], A, max_tokens=20, parallel=False))
     scheduler.step()
     assert scheduler.activity.running == 1
     assert scheduler.activity.kept_slots == 0
-    (answer,) = finish(scheduler, [one])
+    (answer,) = finish(scheduler, [generation])
     assert (answer.hit_limit, answer.trace.prefilled_tokens) == (True, 80)
 
 
@@ -133,14 +134,14 @@ def test_it_takes_at_most_half_of_the_cells_and_some_branches_the_oldest_go_firs
 
 def test_who_begins_another_is_not_kept_beside_it() -> None:
     engine = ScriptedEngine(ENDLESS, SIZE)
-    kept = PrefixCache(engine)
+    cache = PrefixCache(engine)
     for ids in ((A, B, C), (A, B, C, A), (A, B), (B, C)):
-        kept.keep(FedPrefix(ids, branch_of(engine, ids)))
-    assert [one.ids for one in kept._prefixes] == [(A, B, C, A), (B, C)]
-    assert engine.slots_in_use == kept.slots == 6
-    kept.make_room(ResourceRequest(10**6, 10**6))
-    assert kept.slots == 6, "this engine has room for everything"
-    kept.close()
+        cache.keep(FedPrefix(ids, branch_of(engine, ids)))
+    assert [prefix.ids for prefix in cache._prefixes] == [(A, B, C, A), (B, C)]
+    assert engine.slots_in_use == cache.slots == 6
+    cache.make_room(ResourceRequest(10**6, 10**6))
+    assert cache.slots == 6, "this engine has room for everything"
+    cache.close()
     assert engine.slots_in_use == 0
 
 
@@ -159,8 +160,8 @@ STEMS = [prompt_of(100, 30), prompt_of(100, 18) + prompt_of(101, 20), prompt_of(
 def of_a_family(number: int) -> Request:
     """One of many requests of which some begin alike."""
     stem = STEMS[number % 3][: 40 - number]
-    one = asked(number, max_tokens=14)
-    return replace(one, prompt=stem + prompt_of(number // 3, 1 + number % 5))
+    request = asked(number, max_tokens=14)
+    return replace(request, prompt=stem + prompt_of(number // 3, 1 + number % 5))
 
 
 def engine_of(name: str) -> Engine:
