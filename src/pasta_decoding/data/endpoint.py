@@ -1,4 +1,4 @@
-"""Chat with any OpenAI-compatible endpoint: a conversation in, a reply or one clear error out.
+"""Sends conversations to an OpenAI-compatible endpoint; returns a reply or raises one clear error.
 
 The official client does the transport. It retries time-outs, lost connections, 408, 409, 429 and
 5xx, with growing pauses, or after the pause that `Retry-After` gives.
@@ -31,17 +31,17 @@ EndpointMessage = Mapping[str, str]
 """A turn of a conversation: `role` and `content`."""
 
 KEY_VARIABLES = ("PASTA_ENDPOINT_KEY", "OPENAI_API_KEY")
-"""Where a user puts the key of an endpoint; the first one that is set counts."""
+"""Environment variables for the key of an endpoint; the first one that is set counts."""
 
 LOGPROB_ARGUMENTS = ("logprobs", "top_logprobs")
-"""Arguments of a request for log-probabilities, for `Endpoint.arguments`."""
-_TOP_LOGPROBS = 5  # more than some endpoints give
+"""The arguments that ask for log-probabilities. A caller adds them to `Endpoint.arguments`."""
+_TOP_LOGPROBS = 5  # some endpoints return fewer
 _ARGUMENT_STATUSES = (400, 403, 422)
-"""How endpoints refuse an argument: most with 400, OpenAI `logprobs` with 403, Mistral with 422."""
+"""Statuses of a refused argument: 400 at most endpoints, 422 at Mistral, 403 for `logprobs`."""
 
-_UNANSWERED_JOBS = 10  # one after the other: then the endpoint is down, not a job too hard
+_UNANSWERED_JOBS = 10  # in a row: then the endpoint is down, and it is not one hard job
 
-# Some chat templates write the first tag themselves.
+# The first tag may be missing: some chat templates write it into the prompt.
 _THOUGHTS = re.compile(r"\A(\s*<think>)?((?!<think>).)*?</think>\s*", re.DOTALL)
 
 
@@ -66,13 +66,12 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class EndpointReply:
-    """What came back.
+    """The reply to a conversation.
 
-    text:     without what a model thinks in `<think>` tags.
-    cost:     `requests`, tries that failed included, `prompt_tokens` and `completion_tokens`.
-    logprobs: for each token of the reply, its log-probability and those of the likeliest tokens in
-              its place, by their text; the written token comes first. Empty if the endpoint gives
-              none, or `Endpoint.arguments` asks for none.
+    text:     the answer without the thoughts in `<think>` tags.
+    cost:     `requests` (failed tries included), `prompt_tokens` and `completion_tokens`.
+    logprobs: one dictionary a token, from texts to log-probabilities: first the token that was
+              written, then the likeliest ones in its place. Empty if the endpoint returns none.
     """
 
     text: str
@@ -81,10 +80,10 @@ class EndpointReply:
 
 
 class EndpointError(PastaError):
-    """A request failed for good.
+    """A request that failed after all its tries.
 
-    kind:  the reason in a word or two, for counting: `timeout`, `status 500`, ...
-    fatal: every other request with these settings will fail as well.
+    kind:  the reason in one or two words, for counting: `timeout`, `status 500` and others.
+    fatal: whether every request with these settings will fail.
     """
 
     def __init__(self, kind: str, message: str, *, fatal: bool = False) -> None:
@@ -94,19 +93,19 @@ class EndpointError(PastaError):
 
 
 def endpoint_key(environment: Mapping[str, str]) -> str:
-    """Return the key that a user has set; empty without one."""
+    """Return the key in the environment; empty without one."""
     keys = (environment.get(name) for name in KEY_VARIABLES)
     return next((key for key in keys if key), "")
 
 
 def open_client(endpoint: Endpoint) -> AsyncOpenAI:
-    """Open connections, for `async with`. Raises PastaError for a base URL that is none."""
+    """Return a client for `async with`. Raises PastaError for a base URL that is not a URL."""
     require("openai", extra="endpoint", doing="asking an endpoint")
     from openai import AsyncOpenAI
 
     return AsyncOpenAI(
         base_url=checked_url(endpoint.base_url),
-        api_key=endpoint.api_key or "none",  # the client insists on one, local servers do not
+        api_key=endpoint.api_key or "none",  # the client needs one, local servers do not
         timeout=endpoint.timeout_s,
         max_retries=endpoint.max_retries,
     )
@@ -114,19 +113,19 @@ def open_client(endpoint: Endpoint) -> AsyncOpenAI:
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-Ask = Callable[..., Awaitable[EndpointReply]]
-"""`chat` with a client and an endpoint: messages, max_tokens and perhaps temperature."""
-Work = Callable[[Ask, Job], Awaitable[tuple[Result, EndpointError | None]]]
-"""Do a job by asking: its result, and why the endpoint did not answer if it did not."""
+AskEndpoint = Callable[..., Awaitable[EndpointReply]]
+"""`chat` without its first two arguments: takes messages, max_tokens and temperature."""
+Work = Callable[[AskEndpoint, Job], Awaitable[tuple[Result, EndpointError | None]]]
+"""Does one job. Returns the result, and the error if the endpoint did not answer."""
 
 
 def ask_concurrently(
     endpoint: Endpoint, jobs: Iterable[Job], work: Work[Job, Result]
 ) -> Iterator[Result]:
-    """Do jobs, `endpoint.concurrency` at the same time; yield results in the order they end.
+    """Do jobs, `endpoint.concurrency` at a time; yield results in the order in which jobs end.
 
-    Raises EndpointError if no request can succeed, or if many jobs one after the other were not
-    answered; the results of these are not yielded.
+    Raises EndpointError after a fatal error, or after many jobs in a row without an answer. The
+    results of these jobs are not yielded.
     """
     unanswered: list[Result] = []
     limit = max(_UNANSWERED_JOBS, 2 * endpoint.concurrency)
@@ -160,10 +159,10 @@ async def _outcomes(
             for job in islice(waiting, endpoint.concurrency - len(running))
         }:
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            # What was paid for comes before what may end the run.
-            for outcome in sorted(
-                (task.result() for task in done), key=lambda outcome: outcome[1] is not None
-            ):
+            # Answers come first: they are paid for, and an error may end the run.
+            outcomes = [task.result() for task in done]
+            outcomes.sort(key=lambda outcome: outcome[1] is not None)
+            for outcome in outcomes:
                 yield outcome
 
 
@@ -174,7 +173,7 @@ async def chat(
     max_tokens: int,
     temperature: float = 0.0,
 ) -> EndpointReply:
-    """Return the reply to a conversation. Raises EndpointError when no try brought one."""
+    """Return the reply to a conversation. Raises EndpointError if all tries failed."""
     from openai import APIError
 
     settings = {
@@ -188,11 +187,11 @@ async def chat(
         raw, tries = await _completion(client, endpoint, messages, settings)
     except APIError as error:
         raise _explained(endpoint, error) from error
-    try:  # the client does not check what comes: anything may be missing or of no use
+    try:  # the client does not check replies: fields may be missing or have other types
         completion = raw.parse()
         choice = completion.choices[0]
         content = choice.message.content or ""
-        if isinstance(content, list):  # Mistral's reasoning models send thoughts apart
+        if isinstance(content, list):  # from Mistral's reasoning models, with thoughts
             content = "".join(part["text"] for part in content if part["type"] == "text")
         text = _THOUGHTS.sub("", content)
     except (ValueError, TypeError, AttributeError, LookupError) as error:
@@ -209,7 +208,7 @@ async def chat(
 
 
 def _logprobs(choice: Any) -> list[dict[str, float]]:
-    """Return the log-probabilities in a choice of a completion, none if they are of no use."""
+    """Return the log-probabilities of a choice; an empty list if they are missing or malformed."""
     try:
         return [
             {
@@ -228,10 +227,12 @@ async def _completion(
     messages: Sequence[EndpointMessage],
     settings: Mapping[str, Any],
 ) -> tuple[Any, int]:
-    """Return the reply, and how many requests it took: models refuse some arguments.
+    """Return the raw reply, and how many requests were needed.
 
-    settings: the value of each argument that `endpoint.arguments` may name. An argument that the
-              model refuses is left out there, for the requests to come as well.
+    If the model refuses an argument, the argument is removed from `endpoint.arguments`, for later
+    requests as well, and the request is sent again.
+
+    settings: the value of each argument that `endpoint.arguments` may name.
     """
     from openai import APIStatusError
 
@@ -258,9 +259,9 @@ async def _completion(
 
 
 def _explained(endpoint: Endpoint, error: APIError) -> EndpointError:
+    """Return our error for an error of the client."""
     import openai
 
-    """Return the error for a request that the client gave up."""
     status = getattr(error, "status_code", None)
     kind = f"status {status}"
     tries = f"(tries: {endpoint.max_retries + 1})"

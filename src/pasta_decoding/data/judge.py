@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pasta_decoding.data.endpoint import (
     LOGPROB_ARGUMENTS,
-    Ask,
+    AskEndpoint,
     Endpoint,
     EndpointError,
     EndpointReply,
@@ -60,7 +60,7 @@ _MAX_REPLIES_WITHOUT_VERDICT = 2
 
 @dataclass(frozen=True, slots=True)
 class AnswerPair:
-    """Two answers to one instruction. `id` is the prompt's; several pairs may share it."""
+    """Two answers to one instruction. `id` names the prompt; several pairs may share it."""
 
     id: str
     instruction: str
@@ -70,11 +70,12 @@ class AnswerPair:
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """The judge's opinion of a pair.
+    """The judge's preference in a pair.
 
     probability: that the answer is preferred to its rival, from 0 to 1, the mean of both orders.
                  None if an order has no verdict.
-    agreed:      whether both orders prefer the same answer, or neither. None likewise.
+    agreed:      whether the verdicts of both orders are for the same answer, or both ties. None if
+                 an order has no verdict.
     """
 
     probability: float | None = None
@@ -83,12 +84,12 @@ class Preference:
 
 @dataclass(frozen=True, slots=True)
 class JudgeReply:
-    """A reply of the judge, a line of the file of verdicts.
+    """A reply of the judge: one line of the file of verdicts.
 
-    key:          of everything that the reply depends on: the judge and the text that it read.
-    id:           the prompt's, for readers of the file, as `order` and `judge` are.
+    key:          a digest of the judge's name and the text that it read.
+    id:           names the prompt. Like `order` and `judge`, it is for people who read the file.
     first:        probability that the answer shown first is preferred; None without a verdict.
-    has_logprobs: whether `first` is from log-probabilities; else it is 0, 0.5 or 1.
+    has_logprobs: whether `first` was computed from log-probabilities; if not, it is 0, 0.5 or 1.
     """
 
     key: str
@@ -173,7 +174,8 @@ def read_replies(path: Path) -> RepliesByKey:
 
 def _both_orders(judge: str, pair: AnswerPair) -> Iterator[Comparison]:
     """Yield the comparisons that a pair needs: none for answers that read the same."""
-    answer, rival = pair.answer.strip(), pair.rival.strip()
+    answer = pair.answer.strip()
+    rival = pair.rival.strip()
     if answer == rival:
         return
     for order, first, second in ((ANSWER_FIRST, answer, rival), (RIVAL_FIRST, rival, answer)):
@@ -191,7 +193,7 @@ def _is_settled(replies: Sequence[JudgeReply], verdicts: int) -> bool:
 
 
 async def _compare(
-    path: Path, replies: RepliesByKey, verdicts: int, ask: Ask, comparison: Comparison
+    path: Path, replies: RepliesByKey, verdicts: int, ask: AskEndpoint, comparison: Comparison
 ) -> tuple[EndpointError | None, EndpointError | None]:
     """Ask until a comparison is settled; keep each reply in `replies` and in the file."""
     while not _is_settled(replies[comparison.key], verdicts):

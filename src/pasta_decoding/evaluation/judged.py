@@ -1,4 +1,4 @@
-"""What a judge prefers: a run's answers or the baseline's, and the same where no answer was cut."""
+"""A judge's preferences between a run and the baseline: of all answers, and of complete ones."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ REPLIES = "verdicts.jsonl"
 """The file of a run folder that keeps the judge's replies."""
 ENDED_SPEEDUP_IN_STEPS = "speedup_in_steps_both_ended"
 ENDED_WIN_RATE = "win_rate_both_ended"
-_TIE = (0.25, 0.75)  # nearer to a half than to 0 or 1
+_TIE = (0.25, 0.75)  # a preference in this range is nearer to a half than to 0 or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _share(flags: Sequence[bool]) -> float | None:
 
 
 def where_both_ended(run: RunFolder, baseline: RunFolder, verdicts: Verdicts) -> EndedFigures:
-    """Return speedup in steps, and the win rate if the run has verdicts, of those prompts."""
+    """Return the figures of the prompts for which both answers ended."""
     pairs = {
         key: (record, baseline.records[key])
         for key, record in run.records.items()

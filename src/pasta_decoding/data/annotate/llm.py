@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pasta_decoding.data.annotate.base import AnnotatedRow, finish_tree, reject
 from pasta_decoding.data.endpoint import (
-    Ask,
+    AskEndpoint,
     Endpoint,
     EndpointError,
     EndpointMessage,
@@ -117,7 +117,7 @@ def by_endpoint(
 
 
 async def _annotate_row(
-    count_tokens: Callable[[str], int], ask: Ask, row: Row
+    count_tokens: Callable[[str], int], ask: AskEndpoint, row: Row
 ) -> tuple[AnnotatedRow, EndpointError | None]:
     conversation = [*introduction(), _turn("user", _question(row))]
     max_tokens = _LIMIT_FACTOR * count_tokens(row.response) + _EXTRA_TOKENS
