@@ -99,7 +99,7 @@ def endpoint_key(environment: Mapping[str, str]) -> str:
 
 
 def open_client(endpoint: Endpoint) -> AsyncOpenAI:
-    """Return a client for `async with`. Raises PastaError for a base URL that is not a URL."""
+    """Return a client for `async with`. Raises PastaError for a malformed base URL."""
     require("openai", extra="endpoint", doing="asking an endpoint")
     from openai import AsyncOpenAI
 

@@ -246,7 +246,7 @@ def _letters(token: str) -> str:
 
 
 def _first_preferred(chances: Mapping[str, float]) -> float:
-    """Return P(A) + (1 - P(A) - P(B)) / 2: a half of what is neither counts for each answer."""
+    """Return P(A) + (1 - P(A) - P(B)) / 2: the remaining probability counts half for each."""
     preferred = (1 + chances.get("A", 0.0) - chances.get("B", 0.0)) / 2
     return min(1.0, max(0.0, preferred))  # probabilities may add up to a little over 1
 

@@ -33,7 +33,7 @@ from pasta_decoding.lang.tree import read
 
 RESAMPLES = 10_000
 _MIN_RESAMPLES = 1_000
-_MAX_COUNTS = 20_000_000  # of the array of resamples, which takes 160 MB then
+_MAX_COUNTS = 20_000_000  # numbers in the array of resamples, 8 bytes each
 
 TOKENS_PER_STEP = "tokens_per_step"
 SPEEDUP_IN_STEPS = "speedup_in_steps"
@@ -189,7 +189,7 @@ def _ratio(part: float, total: float) -> float | None:
 
 
 # Files that the package alpaca_eval writes into a run folder: runs/pasta/NAME/annotations.json and
-# leaderboard.csv. A preference of 1 is one for the reference's answer, of 2 for the model's.
+# leaderboard.csv. A preference of 1 is for the reference's answer, of 2 for the model's.
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ _MEASURED_PACKAGES = ("pasta-decoding", "torch", "transformers", "llama-cpp-pyth
 
 
 def provenance() -> dict[str, Any]:
-    """Return all three under the keys that run.json has for them."""
+    """Return machine, commit and versions by their keys in run.json."""
     return {"machine": machine(), "commit": commit(), "versions": versions()}
 
 

@@ -108,7 +108,7 @@ def _skeleton_request(
     decoder: LocalDecoder, config: GenerationConfig, question: Question
 ) -> Request:
     max_tokens = max(1, int(config.max_tokens * SKELETON_SHARE))
-    # The model begins another question, another list, or more points than we take.
+    # Stop where the model begins another question, another list, or too many points.
     stop = ("\nQuestion:", *_line_starts([1, MAX_POINTS + 1]))
     rules = Rules(max_tokens=max_tokens, parallel=False, stop=stop)
     prompt = OUTLINE_PROMPT.format(question=question.instruction)

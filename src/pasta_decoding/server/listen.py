@@ -100,7 +100,8 @@ def http_server(app: FastAPI, backends: Sequence[Backend], drain_s: float = 5.0)
         ws="none",
         log_level="warning",
         access_log=False,
-        backlog=max(8, max_connections // 2),  # accepted before the first of them can be closed
+        # uvicorn accepts a whole backlog before connections beyond the limit can be closed.
+        backlog=max(8, max_connections // 2),
         server_header=False,
         timeout_graceful_shutdown=math.ceil(drain_s + GRACE_S),
     )

@@ -68,7 +68,7 @@ def reject(row: Row, reason: str, cost: Mapping[str, float] | None = None) -> An
 def by_rule(
     find_parts: FindParts, count_tokens: Callable[[str], int], rows: Iterable[Row]
 ) -> Iterator[AnnotatedRow]:
-    """Annotate by a rule. Raises PastaError for parts that overlap, are empty or have no topic."""
+    """Annotate by a rule. Raises PastaError for empty or overlapping parts and invalid topics."""
     for row in rows:
         tree = finish_tree(tuple(_promised(row, find_parts(row.response))), count_tokens)
         yield AnnotatedRow(replace(row, response=text_form(tree)))

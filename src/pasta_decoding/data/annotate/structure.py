@@ -19,10 +19,10 @@ from pasta_decoding.data.annotate.topics import name_parts
 
 # In words. A part with fewer stays in the main thread: a promise would cost more than it saves.
 MIN_WORDS = 12
-RUN_WORDS = 9  # a run of sentences with fewer takes the next one in
-OPENING_WORDS = 60  # an opening paragraph with fewer is not divided
-LONG_WORDS = 100  # another paragraph with fewer is not divided
-PARAGRAPH_WORDS = 10  # a line that has them, and ends with a sentence, is a paragraph
+RUN_WORDS = 9  # a run of sentences with fewer takes in the next sentence
+OPENING_WORDS = 60  # an opening paragraph with fewer stays in the main thread
+LONG_WORDS = 100  # another paragraph with fewer is one part
+PARAGRAPH_WORDS = 10  # a line with fewer, or that does not end a sentence, goes on in the next line
 
 # These patterns match a line without the white space at its edges.
 _TABLE = re.compile(r"\|.*\|$|\+?[-=+|]{5,}$")

@@ -33,7 +33,7 @@ STOP_WORDS = frozenset(files(__package__).joinpath("stop_words.txt").read_text("
 
 
 def name_parts(text: str, parts: Iterable[Part]) -> list[Part]:
-    """Return the parts with topics that all differ. The topic of a part so far is its title."""
+    """Return the parts with topics that all differ. In `parts`, `topic` holds a part's title."""
     named: list[Part] = []
     for part in parts:
         body = text[part.start : part.end]
