@@ -83,7 +83,8 @@ def test_llama_cpp_stops_at_every_end(two_ends: TinyCheckpoint, tmp_path: Path) 
 
     write_gguf(load_model(two_ends.source), tmp_path / "tiny.gguf")
     engine = LlamaEngine(tmp_path / "tiny.gguf", cache_tokens=512, threads=1)
-    vocabulary = llama_cpp.llama_model_get_vocab(engine._model)
+    model = llama_cpp.llama_get_model(engine.context)
+    vocabulary = llama_cpp.llama_model_get_vocab(model)
     ends = {token for token in range(260) if llama_cpp.llama_vocab_is_eog(vocabulary, token)}
     assert ends == {OTHER_END, END_ID}
 

@@ -130,12 +130,12 @@ def model_card(checkpoint: Checkpoint, adapter: Path | None = None) -> str:
     from huggingface_hub import ModelCard, ModelCardData
 
     metadata = ModelCardData()
-    adapter_text = ""
+    adapter_card = ""
     if adapter is not None and (adapter / CARD).is_file():
         with errors_as(f"{adapter / CARD} cannot be read", Exception):  # of YAML and the hub client
             card = ModelCard.load(adapter / CARD)
         metadata = card.data
-        adapter_text = _RELATIVE_LINK.sub(r"\1", card.text).strip()
+        adapter_card = _RELATIVE_LINK.sub(r"\1", card.text).strip()
     base = checkpoint.base.name
     is_on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~"))
     metadata.tags = list(_TAGS)
@@ -150,5 +150,5 @@ def model_card(checkpoint: Checkpoint, adapter: Path | None = None) -> str:
         joins=" and ".join(f"`{join}`" for join in checkpoint.joins) or "none",
         ids=", ".join(map(str, sorted(checkpoint.control.ids))),
         insist="" if "text" in checkpoint.joins else " --join text",
-        own=adapter_text,
+        adapter_card=adapter_card,
     ).content
