@@ -1,7 +1,7 @@
-"""The strict side of the language: everything that reading tolerates is reported here.
+"""The strict side of the language: `check` reports everything that `tree.read` tolerates.
 
-A response passes exactly if printing what was read gives its text again and no chunk is empty
-or has white space at its edges.
+A response passes if and only if the text form of its tree is the response itself, and no chunk is
+empty or has white space at its edges.
 """
 
 from bisect import bisect_right
@@ -38,12 +38,12 @@ RULES: dict[str, str] = {
     "tag-in-chunk": "a tag inside a chunk; chunks do not nest",
     "idle-sync": "<sync/> with no chunk to wait for",
 }
-"""What each rule says. The corpus and docs/language.md have an entry for every one."""
+"""The message of each rule. The corpus and docs/language.md have an entry for every rule."""
 
 WARNINGS: dict[str, str] = {
     "markup-in-chunk": "markup opens the chunk; it belongs to the main thread",
 }
-"""What is well-formed, but teaches a model a bad habit. They have entries there as well."""
+"""Messages of what is well-formed but teaches a model a bad habit; documented like RULES."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Problem:
 
 
 def check(text: str, *, topic_required: bool = True) -> list[Problem]:
-    """Return what is wrong with a response in the text form, in reading order."""
+    """Return the broken rules of a response in the text form, in reading order."""
     broken_rules: list[tuple[int, str]] = []
     read(text, lambda pos, rule: broken_rules.append((pos, rule)))
     for event in tags.parse(text):
@@ -69,14 +69,14 @@ def check(text: str, *, topic_required: bool = True) -> list[Problem]:
 
 
 def warn(text: str) -> list[Problem]:
-    """Return what is well-formed in a response but should be written otherwise, in order."""
+    """Return the warnings about a response in the text form, in reading order."""
     events = tags.parse(text)
-    marked: list[tuple[int, str]] = []
+    warnings: list[tuple[int, str]] = []
     for promise, opening, body in zip(events, events[1:], events[2:], strict=False):
         match promise, opening, body:
             case tags.Promise(), tags.AsyncOpen(), tags.Text(pos, words) if opening_markup(words):
-                marked.append((pos, "markup-in-chunk"))
-    return _located(text, marked)
+                warnings.append((pos, "markup-in-chunk"))
+    return _located(text, warnings)
 
 
 def _promise_rules(promise: tags.Promise, *, topic_required: bool) -> list[str]:
@@ -100,6 +100,7 @@ def _promise_rules(promise: tags.Promise, *, topic_required: bool) -> list[str]:
 
 
 def _located(text: str, broken_rules: list[tuple[int, str]]) -> list[Problem]:
+    """Give each position in `text` and rule its line, its column and its message."""
     line_starts = [0, *(pos + 1 for pos, char in enumerate(text) if char == "\n")]
     problems = []
     for pos, rule in broken_rules:

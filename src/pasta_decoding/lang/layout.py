@@ -1,19 +1,19 @@
-"""What a response means: for every token its thread, its position, and whom it may see.
+"""The layout of a response: for every token its thread, its position, and the tokens it may see.
 
 This is the one definition. Training builds masks, positions and labels from it; decoding produces
-the same integers as it goes. All counting is in tokens of the main thread, prompt included: the
-n-th one, from 0, has the ordinal n.
+the same integers as it goes. An *ordinal* counts the tokens of the main thread from 0, prompt
+included.
 
 - A main token with ordinal i has visible_until = visible_from = i.
 - A chunk token's visible_until is the ordinal of its PROMISE_CLOSE, and its visible_from the
   ordinal of the SYNC that joined it, or the main thread's length if none did.
-- A token sees itself, the earlier tokens of its own thread, and of the other threads those with
-  visible_from <= its visible_until.
+- A token sees itself, the earlier tokens of its own thread, and the tokens of other threads whose
+  visible_from is at most its visible_until.
 
 That is the `kv` join: nothing is computed again. Under the `text` join an answer is several such
-layouts, *rows*: each SYNC begins a new one, whose prompt is all of the answer so far in reading
-order, ids with their tags. Within a row there is no join; so a row is what an engine can decode
-that knows nothing but causal sequences.
+layouts, called rows: each SYNC begins a new row, whose prompt is all of the answer so far in
+reading order, tags included. There is no join within a row, so an engine that knows only causal
+sequences can decode it.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Joining(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MainRun:
-    """Main-thread text. `forced` ids at its end were not the model's choice (a prompt: all)."""
+    """Main-thread text. The model did not choose its last `forced` ids (of a prompt: all)."""
 
     ids: tuple[int, ...]
     forced: int = 0
@@ -51,7 +51,7 @@ class PromiseRun:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRun:
-    """ASYNC_OPEN and the chunk. ASYNC_CLOSE is never fed; `closed` says that the model wrote it."""
+    """ASYNC_OPEN and the chunk. ASYNC_CLOSE is never fed; `closed`: the model wrote it."""
 
     ids: tuple[int, ...]
     closed: bool = True
@@ -76,7 +76,7 @@ class Layout:
     position:      position ids; threads that run side by side overlap.
     visible_until: ordinal of the last main token that this one may see.
     visible_from:  ordinal of the first main token that may see this one.
-    label:         the id to predict from this token; None where the model chose nothing.
+    label:         the id to predict from this token; None where the model did not choose it.
     step:          forward pass that feeds it at unlimited width; 0 is the prefill.
     """
 
@@ -95,7 +95,7 @@ class Layout:
 
 
 def sees(layout: Layout, query: int, key: int) -> bool:
-    """May token `query` attend to token `key`? The rule itself, one pair at a time."""
+    """May the token at index `query` attend to the token at index `key`?"""
     if layout.thread[query] == layout.thread[key]:
         return key <= query
     return layout.visible_from[key] <= layout.visible_until[query]
@@ -111,8 +111,8 @@ def lay_out(
 ) -> Layout:
     """Lay one answer out behind `prompt`.
 
-    A chunk follows its promise directly. `async_close` and `end` are the labels of a chunk's and
-    of the main thread's last token; `end` is None for an answer that was cut off.
+    A chunk follows its promise directly. `async_close` is the label of a closed chunk's last token,
+    `end` that of the main thread's; `end` is None for an answer that was cut off.
     """
     return _Builder(scheme, async_close).layout(prompt, segments, end)
 
@@ -122,9 +122,9 @@ def lay_out_rows(
 ) -> tuple[Layout, ...]:
     """Lay one answer out for the `text` join: one row for each stretch between its syncs.
 
-    A row's copy of what came before is main text, takes one step, that of its SYNC, and carries
-    no loss: SYNC itself is predicted in the row before. Positions count from 0 in every row. An
-    answer without a sync has one row, the same as under the `kv` join with `shared-max`.
+    A row begins with a copy of the answer so far, as main text. The copy takes a single step, that
+    of its SYNC, and carries no loss: the row before predicts SYNC. Positions count from 0 in every
+    row. An answer without a sync has one row, the same as under the `kv` join with `shared-max`.
     """
     rows: list[Layout] = []
     copied_ids = tuple(prompt)
@@ -169,6 +169,15 @@ class _Token:
 
 @dataclass(slots=True)
 class _Builder:
+    """Builds one layout.
+
+    main:          the main thread's part of `tokens`.
+    open_chunks:   chunks that no SYNC has joined.
+    threads:       chunks so far.
+    next_position: of the main thread.
+    promised:      the length of the promise whose chunk must come next; None if no chunk may.
+    """
+
     scheme: Scheme
     async_close: int
     first_step: int = 0
@@ -215,34 +224,44 @@ class _Builder:
     def _append_main(self, token: int, position: int, *, step: int, chosen: bool) -> None:
         if self.main and chosen:
             self.main[-1].label = token
-        added = _Token(token, MAIN, position, len(self.main), len(self.main), step)
-        self.tokens.append(added)
-        self.main.append(added)
+        ordinal = len(self.main)
+        entry = _Token(token, MAIN, position, ordinal, ordinal, step)
+        self.tokens.append(entry)
+        self.main.append(entry)
         self.next_position = position + 1
 
     def _add_chunk(self, ids: Sequence[int], *, closed: bool) -> None:
         assert self.promised is not None, "a chunk keeps a promise"
-        close = self.main[-1]
-        first = close.position + 1
+        promise_close = self.main[-1]
+        first_position = promise_close.position + 1
         self.threads += 1
         labels = [*ids[1:], self.async_close if closed else None]
         chunk = [
-            _Token(token, self.threads, first + n, close.visible_until, 0, close.step + n, label)
-            for n, (token, label) in enumerate(zip(ids, labels, strict=True))
+            _Token(
+                token,
+                self.threads,
+                first_position + index,
+                promise_close.visible_until,
+                visible_from=0,  # `_make_visible` sets it
+                step=promise_close.step + index,
+                label=label,
+            )
+            for index, (token, label) in enumerate(zip(ids, labels, strict=True))
         ]
         self.tokens += chunk
         self.open_chunks.append(chunk)
-        self.next_position = self.scheme.main_next(close.position, self.promised)
+        self.next_position = self.scheme.main_next(promise_close.position, self.promised)
         self.promised = None
 
     def _add_sync(self, token: int) -> None:
         chunks = [range(chunk[0].position, chunk[-1].position + 1) for chunk in self.open_chunks]
         position = self.scheme.sync(self.next_position, chunks)
-        ends = [chunk[-1].step for chunk in self.open_chunks]
+        last_steps = [self.main[-1].step, *(chunk[-1].step for chunk in self.open_chunks)]
         self._make_visible(len(self.main))
-        self._append_main(token, position, step=max([self.main[-1].step, *ends]) + 1, chosen=True)
+        self._append_main(token, position, step=max(last_steps) + 1, chosen=True)
 
     def _make_visible(self, ordinal: int) -> None:
+        """Show the open chunks to main tokens from `ordinal` on."""
         for chunk in self.open_chunks:
             for token in chunk:
                 token.visible_from = ordinal

@@ -3,12 +3,12 @@
 - plain tokens: tokens of the tag-free text, tokenised alone.
 - critical path: forward steps after the prefill that the answer needs at unlimited width.
 - tokens per step: plain tokens / critical path.
-- ideal speedup: the same of an annotated text, whose critical path is counted from its pieces
-  with the same number of tokens for every topic.
-- repeated chunk: one most of whose word pairs a sibling of the same answer has too.
-- rep-4: share of runs of four words that occurred before in the same text.
-- empty item: a marker of a list without text behind it, as in "1. 1. 1." and "- - -".
-- echoed chunk: one most of whose word pairs the main text of the same answer has too.
+- ideal speedup: tokens per step of an annotated text, whose critical path is the sum of its
+  pieces, with the same number of tokens for every topic.
+- repeated chunk: a chunk that shares most of its word pairs with one earlier chunk of its answer.
+- rep-4: share of four-word sequences that occurred before in the same text.
+- empty item: a list marker without text after it, as in "1. 1. 1." and "- - -".
+- echoed chunk: a chunk that shares most of its word pairs with the main text of its answer.
 """
 
 import math
@@ -18,9 +18,9 @@ from itertools import pairwise
 
 from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree, strip
 
-MOSTLY = 0.5
-TAG_TOKENS = 2  # opening and closing of a promise, as control tokens write it,
-TOPIC_TOKENS = 3  # and its topic
+MOSTLY = 0.5  # "most" is a larger share than this
+TAG_TOKENS = 2  # PROMISE_OPEN and PROMISE_CLOSE
+TOPIC_TOKENS = 3  # of any topic
 
 _MARKERS = {"bullet": re.compile(r"[-*+\u2022]"), "number": re.compile(r"\d{1,3}[.)]")}
 
@@ -47,6 +47,7 @@ def ideal_speedup(tree: Tree, count_tokens: Callable[[str], int]) -> float:
 
 
 def geometric_mean(ratios: Iterable[float]) -> float | None:
+    """Return the geometric mean of positive ratios; None if there are none."""
     logs = [math.log(ratio) for ratio in ratios]
     return math.exp(sum(logs) / len(logs)) if logs else None
 
@@ -72,40 +73,47 @@ def echoes(tree: Tree) -> list[int]:
 
 
 def rep_4(text: str) -> float:
-    """Return the share of runs of four words that occurred before; 0 of a shorter text."""
+    """Return the share of four-word sequences that occurred before; 0 for a shorter text."""
     words = text.split()
     grams = list(zip(*(words[start:] for start in range(4)), strict=False))
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def empty_items(text: str) -> int:
-    """Count the markers of lists without text behind them, wherever they stand.
+    """Count the list markers without text after them, anywhere in a line.
 
-    One that stands alone in its line is one of a list only beside another item's line, and its
-    text may stand in the next one.
+    A marker alone in its line is an empty item only if the next line begins with a marker; in the
+    last line, if the line before does.
     """
-    kinds = [[_marker(word) for word in line.split()] for line in text.split("\n") if line.strip()]
-    around: list[list[str | None]] = [[None], *kinds, []]
-    return sum(
-        _empty_in_line(line, in_list=(behind or before)[0] is not None)
-        for before, line, behind in zip(around, kinds, around[2:], strict=False)
-    )
+    lines = [[_marker(word) for word in line.split()] for line in text.split("\n") if line.strip()]
+    count = 0
+    for index, markers in enumerate(lines):
+        neighbours = lines[index + 1 : index + 2] or lines[max(0, index - 1) : index]
+        in_list = any(neighbour[0] is not None for neighbour in neighbours)
+        count += _empty_in_line(markers, in_list=in_list)
+    return count
 
 
 def _marker(word: str) -> str | None:
+    """Return the kind of marker that a word is; None for other words."""
     return next((kind for kind, form in _MARKERS.items() if form.fullmatch(word)), None)
 
 
 def _empty_in_line(kinds: Sequence[str | None], *, in_list: bool) -> int:
-    """Count the empty items of a line whose words are these markers, None for other words."""
+    """Count the empty items of a line, given the `_marker` of each of its words."""
     doubled = sum(kind is not None and kind == next_kind for kind, next_kind in pairwise(kinds))
-    *others, last = kinds
-    ends_in_marker = last is not None and (others[-1:] == [last] or None not in others)
-    return doubled + int(ends_in_marker and (bool(others) or in_list))
+    *before, last = kinds
+    if last is None:
+        return doubled
+    # A marker at the end of a sentence, as in "The answer is 5.", is no item.
+    follows_markers = None not in before or before[-1] == last
+    if follows_markers and (before or in_list):
+        return doubled + 1
+    return doubled
 
 
 def _mostly_in(pairs: set[tuple[str, str]], others: set[tuple[str, str]]) -> bool:
-    """Does `others` hold most of `pairs`? False if there are none."""
+    """Does `others` hold most of `pairs`? False if `pairs` is empty."""
     return len(pairs & others) > MOSTLY * len(pairs)
 
 

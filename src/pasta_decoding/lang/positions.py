@@ -1,8 +1,8 @@
 """Position schemes: which position ids the threads of one answer take.
 
 A scheme is named in a checkpoint's `pasta.json`, because a model only works under the scheme that
-it was trained with. The layout and the interpreter both ask the scheme and nobody else. To add one,
-add an entry to `SCHEMES`. ASYNC_OPEN takes the position behind PROMISE_CLOSE in all of them.
+it was trained with. The layout and the interpreter take every position from the scheme. To add a
+scheme, add an entry to `SCHEMES`. In all schemes ASYNC_OPEN takes the position after PROMISE_CLOSE.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,22 +12,23 @@ from pasta_decoding.errors import PastaError
 
 
 def behind_largest(main_next: int, joined: Sequence[range]) -> int:
-    """Return the position behind the largest that SYNC sees."""
+    """Return the position after the largest one that SYNC sees."""
     return max([main_next, *(chunk.stop for chunk in joined)])
 
 
 def behind_sum(main_next: int, joined: Sequence[range]) -> int:
-    """Return the position that leaves room for all joined chunks, one behind the other."""
+    """Return the position that leaves room for all joined chunks one after the other."""
     return main_next + sum(map(len, joined))
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """One scheme.
+    """One position scheme.
 
-    name:        what `pasta.json` calls it.
-    sync:        where SYNC goes, given main's next position and those of the chunks that it joins.
-    reserves:    does main leave out as many positions as its promise has tokens (its bucket)?
+    name:        its name in `pasta.json`.
+    sync:        returns the position of SYNC, given main's next position and the positions of each
+                 chunk that it joins.
+    reserves:    does main leave out a position for each token that a promise counts?
     consecutive: is each position 1 + the largest that its thread sees? Some engines need that.
     """
 
@@ -37,24 +38,24 @@ class Scheme:
     consecutive: bool = False
 
     def main_next(self, close: int, promised: int) -> int:
-        """Return where the main thread goes on, given the position of PROMISE_CLOSE."""
+        """Return main's next position, given that of PROMISE_CLOSE and the promised length."""
         return close + 1 + (promised if self.reserves else 0)
 
 
 SHARED_MAX = Scheme("shared-max", behind_largest, consecutive=True)
-"""Chunk and main thread go on side by side."""
+"""Chunk and main thread both continue from the position after PROMISE_CLOSE."""
 SHARED_SUM = Scheme("shared-sum", behind_sum)
-"""What follows a SYNC that left no chunk open stands at its place in reading order: the position
-that the same tokens have in an ordinary causal sequence, which the base model knows."""
+"""As `shared-max`, but a SYNC and the text after it stand at their place in reading order: the
+positions of an ordinary causal sequence, which the base model knows."""
 RESERVE = Scheme("reserve", behind_largest, reserves=True)
-"""As the PASTA paper (arXiv 2502.11517) places threads, whose promises count tens of tokens (its
-Pred-10X). A chunk that outgrows its reserve shares positions with main's text behind it."""
+"""As in the PASTA paper (arXiv 2502.11517), where promises count tens of tokens (Pred-10X). A chunk
+longer than its reserve shares positions with the text of main after the promise."""
 
 SCHEMES = {scheme.name: scheme for scheme in (SHARED_MAX, SHARED_SUM, RESERVE)}
 
 
 def scheme_named(name: str) -> Scheme:
-    """Raises PastaError, with the known names, if it is none of them."""
+    """Return a scheme by its name. Raises PastaError, with the names that exist, for any other."""
     if name not in SCHEMES:
         raise PastaError(f"no position scheme {name!r}; known are {', '.join(SCHEMES)}")
     return SCHEMES[name]

@@ -1,21 +1,21 @@
 r"""The text form as events: the whole vocabulary of the language, one class a tag.
 
 `pos` is the index of an event's first source character, escapes included; error messages and golden
-files refer to it. Reading undoes the escapes: of k backslashes before an attempt at a tag k // 2
-remain, and if k is odd the tag is text. Backslashes elsewhere stay as they are.
+files refer to it. Reading undoes the escapes: of k backslashes before a tag, k // 2 remain, and the
+tag is text if k is odd. Backslashes elsewhere stay as they are.
 """
 
 import re
 from dataclasses import dataclass
 
 DEFAULT_TOKENS = 50
-"""The length of a chunk, in tokens, whose promise has no readable length."""
+"""The promised length, in tokens, of a promise without a readable `tokens`."""
 
 MAX_PROMISE_CHARS = 250
-"""Characters between `<promise ` and `>`; with more of them it is text."""
+"""Characters between `<promise ` and `>`; a longer promise is text."""
 
 ATTEMPT = re.compile(rf"<(?:promise [^<>]{{0,{MAX_PROMISE_CHARS}}}|async|/async|sync/)>")
-"""An attempt at a tag. Two attempts never overlap: neither holds a `<` but its first."""
+"""A tag, valid or not. Two matches never overlap: a match has no `<` after its first character."""
 
 _WITH_BACKSLASHES = re.compile(rf"(?<!\\)(\\*)({ATTEMPT.pattern})")
 _ATTRIBUTE = re.compile(r'([^\s="]+)="([^"]*)"')
@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Answer text, escapes undone; no two are neighbours."""
+    """Answer text, escapes undone. Two such events never follow each other."""
 
     pos: int
     text: str
@@ -32,7 +32,11 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """A promise as written: the first of doubled attributes, None for what cannot be read."""
+    """A promise as written, `source`.
+
+    Of an attribute given twice the first counts. `topic` is None if it is missing, `tokens` also if
+    it is no number.
+    """
 
     pos: int
     topic: str | None
@@ -75,10 +79,9 @@ def parse(text: str) -> list[TagEvent]:
     read_chars = 0
     for attempt in _WITH_BACKSLASHES.finditer(text):
         backslashes, source = attempt.groups()
-        escaped_backslashes, is_literal = divmod(len(backslashes), 2)
-        span += text[read_chars : attempt.start()] + "\\" * escaped_backslashes
+        span += text[read_chars : attempt.start()] + "\\" * (len(backslashes) // 2)
         read_chars = attempt.end()
-        if is_literal:
+        if len(backslashes) % 2:
             span += source
             continue
         if span:
@@ -107,7 +110,7 @@ def _tag(pos: int, source: str) -> TagEvent:
 
 
 def attributes(source: str) -> list[tuple[str, str]]:
-    """Return every `name="value"` of a promise tag in order; what has another form is skipped."""
+    """Return the name and value of every `name="value"` of a promise tag, in order."""
     return _ATTRIBUTE.findall(source)
 
 
@@ -131,5 +134,5 @@ def escape(text: str, *, before_tag: bool) -> str:
 
 
 def has_escape(text: str) -> bool:
-    """Does the text hold an attempt at a tag that a backslash makes text?"""
+    """Does `text` hold an escaped tag?"""
     return any(len(attempt[1]) % 2 for attempt in _WITH_BACKSLASHES.finditer(text))

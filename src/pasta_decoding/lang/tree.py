@@ -1,7 +1,7 @@
-"""What an answer says: main text, chunks and syncs, in reading order.
+"""An answer as a tree: main text, chunks and syncs, in reading order.
 
-`read` never fails. This module is the one place in the code that gives malformed input its
-meaning; the table in docs/language.md has a row for each `report` and each `valid_` here.
+`read` never fails. Only this module gives malformed input its meaning; the table in
+docs/language.md has a row for each `report` and each `valid_` here.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ NOT_IN_TOPIC = frozenset('"<>\\')
 MAX_TOPIC_WORDS = 3
 MAX_TOPIC_CHARS = 200
 MAX_TOKENS = 100_000
-"""These two keep every canonical promise shorter than `tags.MAX_PROMISE_CHARS`."""
+"""MAX_TOPIC_CHARS and MAX_TOKENS keep canonical promises within `tags.MAX_PROMISE_CHARS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A promise and the text that keeps it; `topic` is None where none was given."""
+    """A promise and the text that keeps it; `topic` is None for a promise without one."""
 
     topic: str | None
     tokens: int
@@ -40,7 +40,7 @@ class Sync:
 Node = Span | Chunk | Sync
 Tree = tuple[Node, ...]
 RuleReporter = Callable[[int, str], None]
-"""Called with a source position and the rule of lang/check.py that is broken there."""
+"""A function of a source position and the rule of lang/check.py that is broken there."""
 
 
 def read(text: str, report: RuleReporter = lambda _pos, _rule: None) -> Tree:
@@ -56,25 +56,25 @@ def read(text: str, report: RuleReporter = lambda _pos, _rule: None) -> Tree:
 def text_form(tree: Tree) -> str:
     """Return the text form of a normal tree; `read` is its exact inverse.
 
-    Normal: no empty or adjacent spans, syncs only behind a chunk that none joined yet, topics
-    and token counts as `valid_topic` and `valid_tokens` return them.
+    In a normal tree no span is empty or next to another, every sync joins a chunk, and topics and
+    token counts are as `valid_topic` and `valid_tokens` return them.
     """
     last = len(tree) - 1
     return "".join(_node_text(node, before_tag=index < last) for index, node in enumerate(tree))
 
 
 def strip(tree: Tree) -> str:
-    """Return the plain response that a reader is owed: every text, no tag."""
+    """Return the plain response, for a reader: all text, no tags."""
     return "".join(node.text for node in tree if not isinstance(node, Sync))
 
 
 def has_chunk(tree: Tree) -> bool:
-    """Does another thread write any part of it?"""
+    """Does a thread other than main write a part of the answer?"""
     return any(isinstance(node, Chunk) for node in tree)
 
 
 def in_text_form(text: str) -> bool:
-    """Is this a text form, not plain text? A chunk or an escaped tag gives it away."""
+    """Is `text` in the text form? It is if it has a chunk or an escaped tag."""
     return has_chunk(read(text)) or tags.has_escape(text)
 
 
@@ -84,8 +84,9 @@ def without_topics(tree: Tree) -> Tree:
 
 
 def valid_topic(topic: str | None) -> str | None:
-    """Return the nearest valid topic: single spaces, three words, nothing that needs escapes."""
-    words = "".join(c for c in topic or "" if c not in NOT_IN_TOPIC).split()[:MAX_TOPIC_WORDS]
+    """Return the nearest valid topic: three words, single spaces, nothing that needs escapes."""
+    allowed = "".join(char for char in topic or "" if char not in NOT_IN_TOPIC)
+    words = allowed.split()[:MAX_TOPIC_WORDS]
     return " ".join(words)[:MAX_TOPIC_CHARS].rstrip() or None
 
 
@@ -111,16 +112,19 @@ def _node_text(node: Node, *, before_tag: bool) -> str:
 
 @dataclass
 class _Reader:
+    """Reads the events of one answer into `nodes`.
+
+    promise:  the promise that waits for its `<async>`, if any.
+    unjoined: does a chunk wait for a sync?
+    """
+
     report: RuleReporter
     nodes: list[Node] = field(default_factory=list)
     promise: tags.Promise | None = None
     unjoined: bool = False
 
     def read(self, event: tags.TagEvent, following: Iterator[tags.TagEvent]) -> None:
-        """Read an event of the main thread; of one that opens a chunk, read its events as well.
-
-        following: the events after `event`; those of the chunk are consumed.
-        """
+        """Read an event of the main thread; if it opens a chunk, read that from `following`."""
         match event:
             case tags.Text(_, text):
                 if not text.isspace():
@@ -166,7 +170,7 @@ class _Reader:
 
 
 def _chunk_text(open_pos: int, following: Iterator[tags.TagEvent], report: RuleReporter) -> str:
-    """Read a chunk to its end, which may be the end of the response."""
+    """Return the text of a chunk, whose `<async>` is at `open_pos`, from the events after it."""
     texts: list[str] = []
     for event in following:
         match event:
