@@ -1,4 +1,4 @@
-"""What a user's mistake raises. Anything else that escapes is a bug of ours."""
+"""The error for mistakes of users. Any other exception that reaches a user is a bug of Pasta."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +8,12 @@ from urllib.parse import urlsplit
 
 
 class PastaError(Exception):
-    """Something the user can mend: what is wrong and where, and in `hint` what to do next.
+    """A mistake that the user can correct.
 
-    For programs there are the kind of mistake in `code`, and in `field` the setting to blame.
+    message: what is wrong, and where.
+    hint:    what to do next.
+    code:    the kind of mistake, for programs.
+    field:   the setting that is wrong, for programs.
     """
 
     def __init__(
@@ -23,12 +26,12 @@ class PastaError(Exception):
 
 
 TOO_LONG = "context_length_exceeded"
-"""The code of what does not fit a model or an engine."""
+"""The code of a request that does not fit a model or an engine."""
 
 
 @contextmanager
 def errors_as(message: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Raise a PastaError of one line that begins with `message` for errors of these kinds."""
+    """Turn errors of these kinds into a PastaError of one line that begins with `message`."""
     try:
         yield
     except PastaError:
@@ -38,23 +41,29 @@ def errors_as(message: str, *kinds: type[Exception]) -> Iterator[None]:
         raise PastaError(f"{message}: {reason[:300]}") from error
 
 
-def excerpt(found: object) -> str:
-    """Return the beginning of what came from elsewhere, printable and on one line."""
-    if isinstance(found, dict) and isinstance(found.get("message"), str):
-        found = found["message"]
-    text = " ".join((found if isinstance(found, str) else repr(found)).split())
-    text = text if text.isprintable() else ascii(text)[1:-1]
+def excerpt(value: object) -> str:
+    """Return at most 200 characters of foreign data, such as a reply, printable and on one line."""
+    if isinstance(value, dict) and isinstance(value.get("message"), str):
+        value = value["message"]
+    text = value if isinstance(value, str) else repr(value)
+    text = " ".join(text.split())
+    if not text.isprintable():
+        text = ascii(text)[1:-1]
     return text if len(text) <= 200 else text[:200] + " ..."
 
 
-def checked_url(url: str, *, alone: str = "") -> str:
-    """Return a base URL without a slash at its end; a server alone gets the path `alone`."""
+def checked_url(url: str, *, default_path: str = "") -> str:
+    """Return a base URL without a slash at its end. Raises PastaError if it is none.
+
+    default_path: added to a URL that has no path.
+    """
     with errors_as(f"{url!r} is no base URL such as http://localhost:8000/v1", ValueError):
         parsed = urlsplit(url)
         host = (parsed.hostname or "").encode("idna")  # what a connection would look up
         if parsed.scheme not in ("http", "https") or not host or parsed.port == 0 or parsed.query:
             raise ValueError("it has no http://, no host, or a query")
-    return url.rstrip("/") + ("" if parsed.path.strip("/") else alone)
+    path = "" if parsed.path.strip("/") else default_path
+    return url.rstrip("/") + path
 
 
 def require(package: str, *, extra: str, doing: str) -> None:
@@ -65,10 +74,7 @@ def require(package: str, *, extra: str, doing: str) -> None:
 
 
 def install_command(extra: str, module: Path = Path(__file__)) -> str:
-    """Return the command that installs an extra: as a checkout has it, or as an index has it.
-
-    module: this file, which tells the one from the other.
-    """
+    """Return the command that installs an extra, from the checkout if `module` is in one."""
     root = module.parents[2]
     if (root / "pyproject.toml").is_file():
         return f'pip install -e "{root}[{extra}]"'

@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, and caches that cannot be written."""
+"""Files and folders that are written completely or not at all, and folders of caches."""
 
 import errno
 import hashlib
@@ -14,15 +14,16 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 from uuid import uuid4
 
-scratch = cache(partial(TemporaryDirectory, prefix="pasta-"))  # it goes when the process ends
+# One temporary folder for the process, removed when it ends.
+scratch = cache(partial(TemporaryDirectory, prefix="pasta-"))
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Hand out where to write a file or a folder, which is `path` once the block has ended well.
+    """Yield a path to write a file or a folder to; when the block succeeds, it moves to `path`.
 
-    Until then, and after a failure, what was at `path` stays. What a link leads to is written; a
-    device or a pipe is not. Raises OSError.
+    Until then, and after a failure, `path` is unchanged. If it is a link, the target is replaced.
+    Raises OSError, also for a device or a pipe.
     """
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -43,7 +44,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all; its folder is made."""
+    """Write a text file completely or not at all. Missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as partial:
         partial.write_text(text, encoding="utf-8")
@@ -54,7 +55,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Return a value as JSON that a file can hold: half a surrogate pair stays an escape."""
+    """Return a value as JSON that UTF-8 can encode: if it has a lone surrogate, in ASCII."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     try:
         text.encode("utf-8")
@@ -69,7 +70,10 @@ def copy_whole(folder: Path, target: Path) -> None:
 
 
 def writable(folder: Path, what: str) -> Path:
-    """Return a cache's folder; a line and one for this process alone if it cannot be written."""
+    """Return `folder`. If it is not writable, log a warning and return a temporary one.
+
+    what: the content of the cache, for the warning.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):

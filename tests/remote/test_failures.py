@@ -236,4 +236,4 @@ def test_a_list_of_models_that_drips_is_waited_for_only_so_long(words: bytes) ->
 def test_no_base_url_is_refused(url: str) -> None:
     with pytest.raises(PastaError, match="is no base URL"):
         checked_url(url)
-    assert checked_url("http://[::1]:8000", alone="/v1") == "http://[::1]:8000/v1"
+    assert checked_url("http://[::1]:8000", default_path="/v1") == "http://[::1]:8000/v1"

@@ -28,7 +28,7 @@ def served_adapter(
 
     Raises PastaError if a server cannot load adapters, or this one.
     """
-    urls = [checked_url(base_url, alone="/v1") for base_url in base_urls]
+    urls = [checked_url(base_url, default_path="/v1") for base_url in base_urls]
 
     def post(url: str, action: str, **fields: str) -> httpx.Response:
         return httpx.post(

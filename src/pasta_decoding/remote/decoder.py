@@ -160,7 +160,7 @@ def remote_decoder(
         raise PastaError("no server is named; give --base-url http://HOST:PORT/v1")
     if joining is Joining.kv:
         raise PastaError("servers of completions cannot join keys, only text")
-    checked_urls = [checked_url(base_url, alone="/v1") for base_url in base_urls]
+    checked_urls = [checked_url(base_url, default_path="/v1") for base_url in base_urls]
     urls = tuple(dict.fromkeys(checked_urls))
     loaded = load_metadata(source)
     config = loaded.model.config
