@@ -1,7 +1,7 @@
-"""Which ids may stand next, and how far each thread may still go.
+"""Constraints on the next token of a thread, and the token budget of an answer.
 
-Constraints for the main thread, for a chunk, and for a topic: whatever the model wants, the answer
-is well formed.
+There are constraints for the main thread, for a chunk and for a topic. They keep every answer well
+formed, whatever the model prefers.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.lang.tree import MAX_TOPIC_WORDS, valid_topic
 
 MAX_CHOICE_TOKENS = 2
-"""Tokens that one choice adds at most: PROMISE_CLOSE, and ASYNC_OPEN with it."""
+"""The most tokens that one choice adds: PROMISE_CLOSE also adds ASYNC_OPEN."""
 NO_IDS: IdArray = np.array([], dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Constraint:
-    """Which ids a thread may write next: those not in `banned`, or only those in `only`.
+    """The ids that a thread may write next: those not in `banned`, or only those in `only`.
 
-    banned: what is forbidden just here stands behind what is in many places.
-    substitutes: where the model wants a banned token, it chooses among these; None: among the rest.
-    forced: the choice is not the model's (a limit ended something), so it is no intervention.
-    bias: added to the logits of some ids first, as if the model had wanted it so.
+    substitutes: if the model prefers a banned token, it must choose among these; None: among all
+                 that are not banned.
+    forced:      a limit leaves no choice, so overruling the model counts as no intervention.
+    bias:        added to the logits of these ids before the model's choice.
     """
 
     banned: IdArray
@@ -44,19 +44,23 @@ class Constraint:
 
     @property
     def alternatives(self) -> IdArray | None:
-        """The ids of which one is taken where the model wants another; None: all but the banned."""
+        """The ids to choose from if the model prefers a forbidden one; None: all but `banned`."""
         return self.substitutes if self.only is None else self.only
 
     def candidates(self, size: int) -> npt.NDArray[np.bool_]:
-        named = self.alternatives
-        candidates_V = np.full(size, named is None)
-        candidates_V[self.banned if named is None else named] = named is not None
+        """Return `alternatives` as a mask over a vocabulary of `size` ids."""
+        if self.alternatives is None:
+            candidates_V = np.ones(size, dtype=np.bool_)
+            candidates_V[self.banned] = False
+        else:
+            candidates_V = np.zeros(size, dtype=np.bool_)
+            candidates_V[self.alternatives] = True
         return candidates_V
 
     def best(self, score_V: npt.NDArray[Any]) -> int:
-        """Return the allowed id with the largest score: the smallest one of equals.
+        """Return the allowed id with the largest score, and of equal ones the smallest.
 
-        Where no score is above -inf, the first allowed id.
+        If no score is above -inf, that is the first allowed id.
         """
         top = int(score_V.argmax())
         if self.admits(top) and score_V[top] > -np.inf:
@@ -74,7 +78,7 @@ class Constraint:
 def main_constraint(
     vocabulary: Vocabulary, *, promise: bool, sync: bool, eagerness: float = 0.0
 ) -> Constraint:
-    """Return what main may write outside topics, given whether it may promise and may sync."""
+    """Return the constraint of main outside topics, given whether it may promise and may sync."""
     control = vocabulary.control
     allowed_tags: list[int] = []
     bias: dict[int, float] = {}
@@ -88,7 +92,7 @@ def main_constraint(
 
 
 def open_chunk_constraint(vocabulary: Vocabulary, *, has_text: bool) -> Constraint:
-    """Return what a chunk may write that no limit ends, given whether it has text yet."""
+    """Return the constraint of a chunk within its limits, given whether it has text yet."""
     if not has_text:
         return Constraint(vocabulary.not_chunk_start)
     return Constraint(vocabulary.control_except({vocabulary.control.async_close}))
@@ -96,12 +100,13 @@ def open_chunk_constraint(vocabulary: Vocabulary, *, has_text: bool) -> Constrai
 
 @dataclass(slots=True)
 class Topics:
-    """The topic that main is writing, as `ids`, and those of the promises before it.
+    """The topic that main is writing, as `ids`, and the topics of the promises before it.
 
-    No topic repeats an earlier one, and each can end: where a repetition could no longer be grown
-    out of, the token that would complete it is banned.
+    No topic repeats an earlier one. A topic that equals an earlier one may grow; if it has no room
+    to grow, the token that would make it equal is banned.
 
-    earlier: the finished ones, as `fold_topic` has them; `beginnings`: their first tokens.
+    earlier:    the finished topics, folded by `fold_topic`.
+    beginnings: their first tokens.
     """
 
     vocabulary: Vocabulary
@@ -123,6 +128,7 @@ class Topics:
         return topic
 
     def constraint(self) -> Constraint:
+        """Return the constraint on the next token of the topic, or on its PROMISE_CLOSE."""
         closes = self.vocabulary.promise_close_ids
         if not self.rules.topic:
             return Constraint(NO_IDS, only=closes)
@@ -131,38 +137,42 @@ class Topics:
         if self.is_full and fresh:
             return Constraint(NO_IDS, only=closes)
         banned = [self.vocabulary.not_in_topic]
-        instead = None
+        substitutes = None
         if not fresh:
             banned.append(closes)
         if len(topic.split()) >= MAX_TOPIC_WORDS:
             banned.append(self.vocabulary.starts_word)
-            instead = closes if fresh else None  # a fourth word ends the topic
+            substitutes = closes if fresh else None  # a fourth word ends the topic
         stale = [self._stale_endings(topic)]
         if not self.ids:
             stale.append(np.array(sorted(self.beginnings), dtype=np.int64))
-        # A tiny vocabulary may have nothing fresh left: then the topic repeats, or grows.
         all_banned = np.concatenate([*banned, *stale])
         size = len(self.vocabulary.texts)
+        # Ids may repeat, but `np.unique` sorts them, which is slow.
         if len(all_banned) < size or len(np.unique(all_banned)) < size:
-            return Constraint(all_banned, substitutes=instead)
-        return Constraint(np.concatenate(banned), substitutes=instead)
+            return Constraint(all_banned, substitutes=substitutes)
+        # All tokens of a tiny vocabulary may be banned; then the topic may repeat an earlier one.
+        return Constraint(np.concatenate(banned), substitutes=substitutes)
 
     def _stale_endings(self, topic: str) -> IdArray:
-        """Return the tokens that would complete a repetition with no room to grow out of it.
+        """Return the tokens that would make the topic equal an earlier one without room to grow.
 
-        No room: no further word is allowed, or no further token.
+        There is no room if no further word is allowed, or no further token.
         """
-        last = len(self.ids) == self.rules.max_topic_tokens - 1
+        is_last_token = len(self.ids) == self.rules.max_topic_tokens - 1
         folded = fold_topic(topic)
-        rests = [
-            earlier[len(folded) :].strip()
-            for earlier in self.earlier
-            if earlier.startswith(folded) and (last or len(earlier.split()) >= MAX_TOPIC_WORDS)
-        ]
-        repeating = self.vocabulary.ids_of_words(rests)
-        return np.union1d(repeating, self.vocabulary.not_topic_end) if last else repeating
+        endings = []
+        for earlier in self.earlier:
+            has_room = not is_last_token and len(earlier.split()) < MAX_TOPIC_WORDS
+            if earlier.startswith(folded) and not has_room:
+                endings.append(earlier[len(folded) :].strip())
+        repeating = self.vocabulary.ids_of_words(endings)
+        if is_last_token:
+            return np.union1d(repeating, self.vocabulary.not_topic_end)
+        return repeating
 
     def _is_fresh(self, topic: str) -> bool:
+        """Could the topic end here? It ends in a whole character and equals no earlier topic."""
         folded = fold_topic(topic)
         ends_in_character = folded[-1:] not in ("", FRAGMENT)
         return ends_in_character and folded not in self.earlier
@@ -170,15 +180,16 @@ class Topics:
 
 @dataclass(slots=True)
 class WrittenChunk:
-    """One chunk.
+    """One chunk of an answer that is being written.
 
-    first:       position of its ASYNC_OPEN.
-    main_tokens: those of main that stand before it in reading order.
-    segment:     its place among the answer's segments.
+    first_position: position of its ASYNC_OPEN.
+    promised:       its promised length, in tokens.
+    main_tokens:    tokens of main before it in reading order.
+    segment:        its index among the answer's segments.
     """
 
     thread: int
-    first: int
+    first_position: int
     promised: int
     main_tokens: int
     segment: int
@@ -187,15 +198,15 @@ class WrittenChunk:
 
     @property
     def positions(self) -> range:
-        return range(self.first, self.first + len(self.ids))
+        return range(self.first_position, self.first_position + len(self.ids))
 
 
 @dataclass(slots=True)
 class Budget:
-    """What one answer has used of `rules`. All counts are tokens, tags included.
+    """The tokens of one answer, tags included, against the limits of `rules`.
 
-    written_tokens: of all threads, those included that will be trimmed.
-    chunks:         all that have begun; the k-th thread writes the k-th.
+    written_tokens: tokens of all threads, including those that will be trimmed.
+    chunks:         all chunks so far; `chunks[k - 1]` belongs to thread k.
     """
 
     rules: Rules
@@ -211,47 +222,54 @@ class Budget:
         return self.written_tokens >= self.rules.max_tokens
 
     def tokens_up_to(self, thread: int) -> int:
-        """Return how many tokens stand up to the last one of `thread`, in reading order.
+        """Return the number of tokens up to the last one of `thread`, in reading order.
 
-        Those that have been written, that is: the number grows with the threads before it.
+        It counts tokens written so far, so it grows when a thread before `thread` writes.
         """
         if thread == MAIN:
             return self.written_tokens
-        before = self.chunks[thread - 1].main_tokens
-        return before + sum(len(chunk.ids) for chunk in self.chunks[:thread])
+        main_tokens = self.chunks[thread - 1].main_tokens
+        return main_tokens + sum(len(chunk.ids) for chunk in self.chunks[:thread])
 
     def remaining_tokens(self, thread: int) -> int:
-        """Return how many tokens `thread` can write at most until a limit ends it; at least one."""
+        """Return the most tokens that `thread` can write until a limit ends it, at least 1."""
         remaining_tokens = self.rules.max_tokens - self.tokens_up_to(thread)
         if thread != MAIN:
             chunk = self.chunks[thread - 1]
             remaining_tokens = min(remaining_tokens, self._remaining_chunk_tokens(chunk))
         return max(1, remaining_tokens)
 
-    def runnable(self, order: Sequence[int], ahead_tokens: int, longest: int = 0) -> Sequence[int]:
-        """Return which threads of `order` can write next: the first always does.
+    def runnable(
+        self, order: Sequence[int], ahead_tokens: int, longest_promise: int = 0
+    ) -> Sequence[int]:
+        """Return the threads of `order` that may write next, always at least the first.
 
-        order:        threads that have a token to be fed, in reading order.
-        ahead_tokens: tokens that the answer may be ahead of what is kept of it.
-        longest:      the longest promise that main may make next; 0 if it is in no topic.
+        The budget trims an answer in reading order, so the tokens of later threads may be in vain.
+        Later threads wait if more than `ahead_tokens` could be.
+
+        order:           threads that have a token to be fed, in reading order.
+        longest_promise: the longest promise that main may make next; 0 if it is in no topic.
         """
-        coming = sum(map(self._remaining_chunk_tokens, self.running))
+        future_tokens = sum(map(self._remaining_chunk_tokens, self.running))
         if MAIN in order[1:]:
-            coming += MAX_CHOICE_TOKENS + (self.most_of_a_chunk(longest) if longest else 0)
-        # Is there less room than all that has begun needs to come to its own limits?
-        if len(order) > 1 and self.written_tokens + coming > self.rules.max_tokens + ahead_tokens:
+            future_tokens += MAX_CHOICE_TOKENS
+            if longest_promise:
+                future_tokens += self.max_chunk_tokens(longest_promise)
+        # No thread waits if all running chunks can reach their own limits.
+        room = self.rules.max_tokens + ahead_tokens - self.written_tokens
+        if len(order) > 1 and future_tokens > room:
             ahead = self.written_tokens - self.tokens_up_to(order[0])
             order = order[: 1 + max(0, (ahead_tokens - ahead) // MAX_CHOICE_TOKENS)]
         return order[: self.rules.max_threads]
 
-    def most_of_a_chunk(self, promised: int) -> int:
-        """Return how many tokens may keep a promise of this many, ASYNC_OPEN not counted."""
+    def max_chunk_tokens(self, promised: int) -> int:
+        """Return the most tokens of a chunk with this promised length, without ASYNC_OPEN."""
         return max(self.rules.min_chunk_tokens, int(promised * self.rules.chunk_factor))
 
     def ends(self, chunk: WrittenChunk) -> bool:
-        """Does a limit, its own or the answer's, leave `chunk` no further token?"""
-        beyond = self.is_used_up and self.tokens_up_to(chunk.thread) >= self.rules.max_tokens
-        return beyond or self._remaining_chunk_tokens(chunk) <= 0
+        """Does the limit of `chunk` or of the answer allow it no further token?"""
+        past_budget = self.is_used_up and self.tokens_up_to(chunk.thread) >= self.rules.max_tokens
+        return past_budget or self._remaining_chunk_tokens(chunk) <= 0
 
     def _remaining_chunk_tokens(self, chunk: WrittenChunk) -> int:
-        return self.most_of_a_chunk(chunk.promised) + 1 - len(chunk.ids)
+        return self.max_chunk_tokens(chunk.promised) + 1 - len(chunk.ids)

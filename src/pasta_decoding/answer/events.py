@@ -1,6 +1,6 @@
-"""What happens in an answer: events for a reader, and what the interpreter wants of an engine.
+"""Events of an answer, for its reader, and actions, which the interpreter asks of an engine.
 
-One class each. The text of an answer is a fold of its events; see `text.AnswerText`.
+The text of an answer is a fold of its events: see `text.AnswerText`.
 """
 
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """What the model made of a token: natural logarithms, before anything that sampling does.
+    """The log probability (natural) that the model gave a token, before temperature, cuts and bias.
 
-    top: the likeliest ids of all, where they were asked for, the likeliest first.
+    top: id and log probability of the likeliest tokens, the likeliest first, if requested.
     """
 
     token: int
@@ -20,7 +20,10 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A thread started; what it writes stands here in reading order."""
+    """A thread started. Its text stands at this point of the reading order.
+
+    tokens: the promised length.
+    """
 
     thread: int
     topic: str
@@ -29,7 +32,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More text of a thread, and what the model made of its tokens, if that was asked for."""
+    """More text of a thread, and the log probabilities of its tokens, if requested."""
 
     thread: int
     text: str
@@ -46,7 +49,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """Main sees the chunks of these threads and goes on. As an action: their branches end."""
+    """Main sees the chunks of these threads from now on. As an action: end their branches."""
 
     threads: tuple[int, ...]
 
@@ -55,7 +58,7 @@ class Synced:
 class Trimmed:
     """A limit or a stop string ends the text after this many characters, in reading order.
 
-    Events of text behind them, earlier and later ones, are no part of the answer.
+    Text beyond them, in earlier or later events, is not part of the answer.
     """
 
     characters: int
@@ -73,7 +76,7 @@ Event = Opened | Delta | Closed | Synced | Trimmed | Finished
 
 @dataclass(frozen=True, slots=True)
 class ShownToken:
-    """A token of the text that is shown. `start`: characters before it, or before its piece."""
+    """A token of the shown text. `start`: characters of text before the piece that holds it."""
 
     start: int
     logprobs: TokenLogprobs
@@ -81,11 +84,11 @@ class ShownToken:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What happened in an answer since the last one.
+    """The part of an answer since the last `Progress`.
 
-    text:   what can be shown by now, in reading order, before a stop string.
-    tokens: those of the text, if log probabilities were asked for.
-    step:   forward steps behind the answer's prefill by then.
+    text:   new text in reading order, as far as it is certain; it ends before a stop string.
+    tokens: the tokens of `text`, if log probabilities were requested.
+    step:   forward steps so far, without the prefill.
     """
 
     events: tuple[Event, ...]
@@ -108,7 +111,10 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Start `thread`: fork it off main, feed `close` to both and `opening` to the new branch."""
+    """Start `thread`: fork it off main, feed `close` to both and `opening` to the new branch.
+
+    promised: the length that `close` carries, in tokens.
+    """
 
     thread: int
     close: Append
@@ -119,7 +125,7 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class CloseChunk:
-    """`thread` has written its chunk. `keep_branch`: until main joins it, or ends."""
+    """`thread` ends its chunk. Unless `keep_branch`, its branch ends: main will not join it."""
 
     thread: int
     truncated: bool
@@ -130,8 +136,9 @@ class CloseChunk:
 class Rewrite:
     """The `text` join: main sees the chunks of `threads` from now on, as text in reading order.
 
-    It goes on with what `first`, the first of them, sees at its end: up to there, that is the
-    reading order. `ids`, SYNC the last of them, follow from `position`. Main's own branch ends.
+    The branch of `first`, the first of `threads`, holds the reading order up to its end. Main
+    continues from that branch: feed `ids`, which end in SYNC, from `position` on. Main's old branch
+    ends.
     """
 
     threads: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""One thread of an answer at a server that sees no other thread: its rules, sent as text.
+"""The constraints of one thread, at a server that does not see the other threads.
 
-`GuidedParams` go with the request, as text; `ThreadGrammar` gives from them, token by token, the
-constraints that the interpreter would give.
+A request carries `GuidedParams` as text. From these, `ThreadGrammar` derives the constraints that
+the interpreter would return, token by token.
 """
 
 import json
@@ -24,17 +24,17 @@ from pasta_decoding.lang.control import ControlTokens
 from pasta_decoding.lang.layout import MAIN
 
 PROTOCOL = "4"
-"""Of what is written here. Both sides must have the same."""
+"""Version of the text of `GuidedParams`. Client and server must have the same."""
 XARG = "pasta"
 """The name under which a request carries its params."""
 
 _MAX_CHARS = 2**18
 _MAX_ID = 2**31
-_VERDICTS = 4  # of a check
+_VERDICTS = 4  # ids in `GuidedParams.verdicts` of a check
 
 
 class GuideKind(StrEnum):
-    """Which rules a request obeys; `check` only asks whether the processor is there."""
+    """The thread that a request writes; `check` only tests that the server has the processor."""
 
     main = "main"
     chunk = "chunk"
@@ -43,19 +43,21 @@ class GuideKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GuidedParams:
-    """One thread's rules, and what follows from the rest of its answer.
+    """The rules of one thread and its state when the request begins.
 
-    ends:        ids that end an answer.
-    begun:       has the chunk a token of its own?
-    promises:    how many main may make until its request ends.
-    eagerness:   added to the logit of a promise.
-    sync:        has main something to wait for?
-    topic:       do promises have one? Of at most `max_topic_tokens`, not beginning with one of
-                 `beginnings`.
-    topics:      the earlier ones, as `fold_topic` has them.
-    topic_ids:   the tokens of the one that main is writing; None outside topics.
-    verdicts:    of a check: what to write if all is well, then if the first one is seen, or is
-                 not; and what instead of the first if the vocabulary is another.
+    ends:             ids that end an answer.
+    begun:            does the chunk have text already?
+    promises:         promises that main may make until its request ends.
+    eagerness:        added to the logit of PROMISE_OPEN.
+    sync:             may main sync? There are chunks that it has not joined.
+    topic:            do promises have topics?
+    max_topic_tokens: tokens of a topic, at most.
+    topics:           the earlier topics, folded by `fold_topic`.
+    beginnings:       their first tokens, with which no topic may begin.
+    topic_ids:        the tokens of the topic that main is writing; None outside topics.
+    verdicts:         of a check, ids to write: the first if all is well; then, if the processor
+                      sees the first in its input, and if it does not; the last in place of the
+                      first if the vocabulary differs.
     """
 
     kind: GuideKind
@@ -75,16 +77,19 @@ class GuidedParams:
 
     @property
     def ids(self) -> frozenset[int]:
-        named = (self.ends, self.beginnings, self.topic_ids or (), self.verdicts)
-        return self.control.ids.union(*named)
+        """All token ids that the params name."""
+        groups = (self.ends, self.beginnings, self.topic_ids or (), self.verdicts)
+        return self.control.ids.union(*groups)
 
 
 def guided_params(interpreter: Interpreter, thread: int) -> GuidedParams | None:
     """Return the params of a request for `thread` now; None if logit biases suffice."""
-    rules, topics = interpreter.rules, interpreter.topics
+    rules = interpreter.rules
+    topics = interpreter.topics
     if not rules.parallel:
         return None
-    control, ends = interpreter.vocabulary.control, tuple(sorted(interpreter.vocabulary.eos_ids))
+    control = interpreter.vocabulary.control
+    ends = tuple(sorted(interpreter.vocabulary.eos_ids))
     if thread != MAIN:
         has_text = len(interpreter.budget.chunks[thread - 1].ids) > 1
         return GuidedParams(GuideKind.chunk, control, ends, begun=has_text)
@@ -104,9 +109,9 @@ def guided_params(interpreter: Interpreter, thread: int) -> GuidedParams | None:
 
 
 class ThreadGrammar:
-    """Main until it waits or ends, or one chunk: the interpreter's constraints from its params.
+    """The constraints of main, until it syncs or ends, or of one chunk.
 
-    Limits are not its business: the client ends what comes to one.
+    The client applies the limits and ends the request when the thread reaches one.
     """
 
     def __init__(self, vocabulary: Vocabulary, params: GuidedParams) -> None:
@@ -123,7 +128,7 @@ class ThreadGrammar:
         self._topics = Topics(vocabulary, rules, ids, earlier, set(params.beginnings))
 
     def constraint(self) -> Constraint:
-        """Return what the thread may write next."""
+        """Return the constraint on the thread's next token."""
         if self._params.kind is GuideKind.chunk:
             return open_chunk_constraint(self._vocabulary, has_text=self._has_text)
         if self._in_topic:
@@ -136,6 +141,7 @@ class ThreadGrammar:
         )
 
     def on_token(self, token: int) -> None:
+        """Take a token that the constraint allows."""
         vocabulary = self._vocabulary
         if self._params.kind is GuideKind.chunk:
             self._has_text = True
@@ -154,13 +160,13 @@ def write_params(params: GuidedParams) -> str:
     return f"{PROTOCOL} {json.dumps(asdict(params), separators=(',', ':'))}"
 
 
-def read_params(found: object) -> GuidedParams:
-    """Read params that came from outside. Raises PastaError, in one sentence, for anything else."""
-    from pydantic import ValidationError  # the servers that read params have it
+def read_params(argument: object) -> GuidedParams:
+    """Read the params of a request. Raises PastaError unless `write_params` wrote them."""
+    from pydantic import ValidationError  # only servers read params, and they have pydantic
 
-    if not isinstance(found, str) or len(found) > _MAX_CHARS:
+    if not isinstance(argument, str) or len(argument) > _MAX_CHARS:
         raise _garbage(f"it is no text of at most {_MAX_CHARS} characters")
-    protocol, _, record = found.partition(" ")
+    protocol, _, record = argument.partition(" ")
     if protocol != PROTOCOL:
         message = f"this server's logits processor speaks protocol {PROTOCOL} of Pasta"
         remedy = "install the same version of Pasta on both sides"
@@ -168,23 +174,28 @@ def read_params(found: object) -> GuidedParams:
     try:
         params = _reader().validate_json(record, strict=True)
     except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise _garbage(f"`{where}`" if where else "it is no JSON object") from None
-    control, check = params.control, params.kind is GuideKind.check
+        field_path = ".".join(map(str, error.errors()[0]["loc"]))
+        raise _garbage(f"`{field_path}`" if field_path else "it is no JSON object") from None
+    _check_params(params)
+    return params
+
+
+def _check_params(params: GuidedParams) -> None:
+    control = params.control
+    is_check = params.kind is GuideKind.check
     numbers = (params.promises, params.max_topic_tokens, *params.ids)
-    for is_good, what in (
+    for is_valid, problem in (
         (control.promise_close, "`control` names no closing"),
         (control.distinct, "`control` names an id twice"),
         (all(0 <= number < _MAX_ID for number in numbers), "a number is negative or too large"),
         (params.ends, "`ends` names no id"),
         (
-            not check or len(set(params.verdicts)) == _VERDICTS,
+            not is_check or len(set(params.verdicts)) == _VERDICTS,
             f"`verdicts` are not {_VERDICTS} ids",
         ),
     ):
-        if not is_good:
-            raise _garbage(what)
-    return params
+        if not is_valid:
+            raise _garbage(problem)
 
 
 @cache
@@ -194,5 +205,5 @@ def _reader() -> Any:
     return TypeAdapter(GuidedParams)
 
 
-def _garbage(what: str) -> PastaError:
-    return PastaError(f"the request's argument `{XARG}` is not what Pasta writes: {what}")
+def _garbage(problem: str) -> PastaError:
+    return PastaError(f"the request's argument `{XARG}` is not what Pasta writes: {problem}")

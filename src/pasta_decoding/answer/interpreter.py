@@ -1,7 +1,7 @@
 """The state of one answer while it is being written: tokens in, actions out.
 
-No engine, no clock, no I/O. It decides; the scheduler, which owns the engine, does. Malformed
-output, budgets and limits are constraints on the next token: see `constraints`.
+The interpreter has no engine, no clock and no I/O; the scheduler carries out its actions. Grammar,
+budget and limits act as constraints on the next token: see `constraints`.
 """
 
 from dataclasses import dataclass, field
@@ -51,15 +51,23 @@ class _MainState(Enum):
 
 @dataclass
 class Interpreter:
-    """One answer: `constraint` says what a thread may write, `on_token` what follows from it.
+    """One answer that is being written.
 
-    Threads may be asked in any order, at any pace: the answer is the same.
+    `constraint` returns the constraint on a thread's next token; `on_token` takes the token and
+    returns the actions that follow. The order in which threads write does not change the answer.
 
-    max_positions: how many the model has. No promise is made that could use them up: a scheme may
-                   leave some out, and the `text` join also feeds the closings of chunks.
-    joining:       how main comes to see chunks. `text` goes with the scheme `shared-max`.
-    unjoined:      chunks that main has not seen.
-    end:           the token with which main ended the answer; None before, and if a limit did.
+    max_positions: positions of the model. Main may not make a promise that could use them up: some
+                   schemes skip positions, and the `text` join also feeds ASYNC_CLOSE.
+    joining:       how main comes to see chunks. `text` requires the scheme `shared-max`.
+    segments:      the answer so far, in reading order, without main's current run of text.
+    unjoined:      chunks that main does not see yet.
+    truncated:     did a limit or a stop string cut the answer or a chunk? Set at the end.
+    end:           the token with which main ended the answer; None if something else did.
+    hit_limit:     did the token budget end the answer? Set at the end.
+    stopped:       did a stop string end the answer? Set at the end.
+    _position:     position of main's next token.
+    _main_tokens:  tokens of main so far.
+    _run:          text of main that is not yet in `segments`.
     """
 
     vocabulary: Vocabulary
@@ -93,6 +101,7 @@ class Interpreter:
         return [MAIN, *chunk_threads] if self.writes(MAIN) else chunk_threads
 
     def writes(self, thread: int) -> bool:
+        """Will `thread` write another token? Not while it waits for chunks."""
         if thread != MAIN:
             return self.budget.chunks[thread - 1].running
         return self._state in (_MainState.WRITING, _MainState.IN_TOPIC)
@@ -105,18 +114,19 @@ class Interpreter:
         return thread == MAIN and self._state is _MainState.IN_TOPIC
 
     def text_seen(self, thread: int) -> list[int]:
-        """Return the ids of the text behind the prompt that `thread` sees, without tags and topics.
+        """Return the ids of the answer's text that `thread` sees, without tags and topics.
 
-        They do not depend on scheduling: main sees chunks from their sync on.
+        They do not depend on scheduling: main sees chunks from their SYNC on.
         """
         if thread == MAIN:
             return [*joined_text(self.segments), *self._run]
         chunk = self.budget.chunks[thread - 1]
         return [*joined_text(self.segments[: chunk.segment]), *chunk.ids[1:]]
 
-    # What may come next
+    # Constraints
 
     def constraint(self, thread: int) -> Constraint:
+        """Return the constraint on the next token of `thread`."""
         if thread != MAIN:
             chunk = self.budget.chunks[thread - 1]
             has_text = len(chunk.ids) > 1
@@ -136,7 +146,7 @@ class Interpreter:
 
     @property
     def promises_left(self) -> int:
-        """How many main may make; in the `text` join the closing of each needs a position."""
+        """Promises that main may still make. Under the `text` join ASYNC_CLOSE needs positions."""
         max_promises = self.rules.max_chunks if self.rules.parallel else 0
         if self.joining is Joining.text:
             spare_positions = self.max_positions - self.prompt_tokens - self.rules.max_tokens
@@ -144,7 +154,7 @@ class Interpreter:
         return max(0, max_promises - len(self.budget.chunks))
 
     def _positions_suffice(self) -> bool:
-        """Would every token of the budget still find a position behind the longest promise?"""
+        """Is there a position for every token of the budget even after the longest promise?"""
         if self.joining is Joining.text:
             return True
         longest = max(self.vocabulary.control.promise_close)
@@ -154,10 +164,10 @@ class Interpreter:
         remaining_tokens = self.rules.max_tokens - seen_tokens
         return self._position + skipped + remaining_tokens <= self.max_positions
 
-    # What follows from a token
+    # Tokens
 
     def on_token(self, thread: int, token: int) -> list[Action]:
-        """Return what must be done because `thread` wrote `token`, which its constraint allowed."""
+        """Take a token that the constraint of `thread` allows; return the actions to carry out."""
         if thread != MAIN:
             actions = self._on_chunk_token(self.budget.chunks[thread - 1], token)
         elif self._state is _MainState.IN_TOPIC:
@@ -165,7 +175,7 @@ class Interpreter:
         else:
             actions = self._on_main_token(token)
         if self.budget.written_tokens > self.rules.max_tokens:
-            actions += self._end_those_beyond()
+            actions += self._end_past_budget()
         return self._finished_with(actions)
 
     def _on_main_token(self, token: int) -> list[Action]:
@@ -185,7 +195,7 @@ class Interpreter:
 
     def _on_topic_token(self, token: int) -> list[Action]:
         if token in self.vocabulary.eos_ids:
-            return self._end_main(None)  # the half-written promise keeps nothing
+            return self._end_main(None)  # the half-written promise is dropped
         if token in self.vocabulary.promise_close_ids:
             return [self._fork(token)]
         self.topics.ids.append(token)
@@ -197,7 +207,7 @@ class Interpreter:
             self.budget.written_tokens += 1
             return [Append(chunk.thread, token, chunk.positions[-1])]
         closed = not self.budget.ends(chunk)
-        # A text join goes on with the branch of the first chunk and needs no other.
+        # Under the `text` join main continues from the branch of the first chunk alone.
         keep_branch = self.joining is Joining.kv or chunk is self.unjoined[0]
         close = self._close(chunk, closed=closed, keep_branch=keep_branch)
         return [close, *self._sync_if_ready()]
@@ -207,8 +217,8 @@ class Interpreter:
         self.segments[chunk.segment] = ChunkRun(tuple(chunk.ids), closed)
         return CloseChunk(chunk.thread, truncated=not closed, keep_branch=keep_branch)
 
-    def _end_those_beyond(self) -> list[Action]:
-        """End the threads whose last token is past the budget: nothing more of them is kept."""
+    def _end_past_budget(self) -> list[Action]:
+        """End the threads whose last token is past the budget: further text would be trimmed."""
         self._end_main(None)
         return [
             self._close(chunk, closed=False, keep_branch=False)
@@ -223,44 +233,50 @@ class Interpreter:
         self.segments.append(PromiseRun(ids, promised, forced=int(self.topics.is_full)))
         topic = self.topics.finish()
         closing = self._feed_main(close)
-        first = closing.position + 1
         self._position = self.scheme.main_next(closing.position, promised)
         thread = len(self.budget.chunks) + 1
-        segment_index = len(self.segments)
-        opening = [control.async_open]
-        chunk = WrittenChunk(thread, first, promised, self._main_tokens, segment_index, opening)
+        opening = Append(thread, control.async_open, closing.position + 1)
+        chunk = WrittenChunk(
+            thread,
+            first_position=opening.position,
+            promised=promised,
+            main_tokens=self._main_tokens,
+            segment=len(self.segments),
+            ids=[control.async_open],
+        )
         self.budget.chunks.append(chunk)
         self.budget.written_tokens += 1
         self.unjoined.append(chunk)
-        self.segments.append(ChunkRun(tuple(opening), closed=False))
+        self.segments.append(ChunkRun((control.async_open,), closed=False))
         self._state = _MainState.WRITING
-        return Fork(thread, closing, Append(thread, control.async_open, first), topic, promised)
+        return Fork(thread, closing, opening, topic, promised)
 
     def _sync_if_ready(self) -> list[Action]:
         if self._state is not _MainState.WAITING or self.budget.running:
             return []
         if self.budget.is_used_up:
             return self._end_main(None)
-        chunks, self.unjoined = self.unjoined, []
-        joined = tuple(chunk.thread for chunk in chunks)
+        chunks = self.unjoined
+        self.unjoined = []
+        threads = tuple(chunk.thread for chunk in chunks)
         if self.joining is Joining.kv:
             self._position = self.scheme.sync(self._position, [chunk.positions for chunk in chunks])
-            actions: list[Action] = [Synced(joined), self._feed_main(self.vocabulary.control.sync)]
+            actions: list[Action] = [Synced(threads), self._feed_main(self.vocabulary.control.sync)]
         else:
-            actions = [self._rewrite(chunks[0], joined)]
+            actions = [self._rewrite(chunks[0], threads)]
         self.segments.append(SyncRun(self.vocabulary.control.sync))
         self._state = _MainState.WRITING
         return actions
 
-    def _rewrite(self, first: WrittenChunk, joined: tuple[int, ...]) -> Rewrite:
+    def _rewrite(self, first: WrittenChunk, threads: tuple[int, ...]) -> Rewrite:
         control = self.vocabulary.control
-        rest = in_reading_order(self.segments[first.segment + 1 :], control.async_close)
-        ids = (control.async_close, *rest, control.sync)
+        later_ids = in_reading_order(self.segments[first.segment + 1 :], control.async_close)
+        ids = (control.async_close, *later_ids, control.sync)
         position = first.positions.stop
         self._position = position + len(ids)
-        self._main_tokens += 1  # the others are counted where they were written
+        self._main_tokens += 1  # SYNC; the other ids were counted when they were written
         self.budget.written_tokens += 1
-        return Rewrite(joined, first.thread, ids, position)
+        return Rewrite(threads, first.thread, ids, position)
 
     def _end_main(self, end: int | None) -> list[Action]:
         if self._state is not _MainState.ENDED:
@@ -270,7 +286,7 @@ class Interpreter:
         return []
 
     def cut_off(self) -> list[Action]:
-        """End the answer where it stands: open chunks are closed and marked."""
+        """End the answer now. Its open chunks end, truncated."""
         self._end_main(None)
         closes: list[Action] = [
             self._close(chunk, closed=False, keep_branch=True) for chunk in self.budget.running
@@ -278,7 +294,7 @@ class Interpreter:
         return self._finished_with(closes)
 
     def _finished_with(self, actions: list[Action]) -> list[Action]:
-        """Return `actions`; once nobody writes, also what ends the answer and trims it."""
+        """Return `actions`; if no thread writes any more, trim the answer and finish it."""
         if not self.finished:
             return actions
         trim: list[Action] = []

@@ -1,4 +1,4 @@
-"""The record of one answer: its events while it is written, and what it came to in the end."""
+"""The record of one answer: events while it is written, and an `Answer` in the end."""
 
 from dataclasses import dataclass, field
 
@@ -35,12 +35,12 @@ from pasta_decoding.lang.tree import Tree, strip, text_form
 
 @dataclass(slots=True)
 class ServerUsage:
-    """What one answer has asked servers for.
+    """The requests of one answer to servers.
 
-    requests:      completions asked for, retries among them,
-    corrections:   and those of one token, in place of one that may not stand there.
-    prompt_tokens: of all prompts that were answered to the end,
-    cached_tokens: and how many of them the server had computed before; None if it does not say.
+    requests:      all requests, retries included.
+    corrections:   of these, requests for a single token in place of a forbidden one.
+    prompt_tokens: prompt tokens of all requests that were answered to the end.
+    cached_tokens: of these, tokens from the server's prefix cache; None if it reports none.
     """
 
     requests: int = 0
@@ -51,7 +51,7 @@ class ServerUsage:
 
 @dataclass(frozen=True, slots=True)
 class FedToken:
-    """One token that the engine computed. Steps count from 1; the prefill is not traced."""
+    """One token that an engine computed in step `step`, from 1. The prefill has no entries."""
 
     step: int
     thread: int
@@ -63,12 +63,13 @@ class FedToken:
 class Trace:
     """How one answer was computed.
 
-    prefilled_tokens: tokens of its prompt that were fed for it, beside `reused_tokens`, which were
-                      copied from what the engine still held.
-    prefill_s:        seconds of the passes that fed its prompt.
-    rewritten_tokens: fed by text joins, each of which is one step, in however many passes.
+    prefilled_tokens: tokens of its prompt that the engine computed.
+    reused_tokens:    tokens of its prompt that were in the engine's prefix cache.
+    prefill_s:        seconds of the passes that computed its prompt.
+    rewritten_tokens: tokens fed by `text` joins. A join is one step, even in several passes.
     server_usage:     requests to servers; None for an engine in this process.
-    step_s:           seconds of each forward pass, choosing and bookkeeping included.
+    fed:              the tokens that the engine computed, in order.
+    step_s:           seconds of each forward pass, sampling and bookkeeping included.
     """
 
     prompt_tokens: int
@@ -81,24 +82,26 @@ class Trace:
     step_s: list[float] = field(default_factory=list)
 
     def feed(self, thread: int, token: int, position: int) -> None:
+        """Record a token of the step that runs now."""
         self.fed.append(FedToken(len(self.step_s) + 1, thread, token, position))
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer as decoding left it.
+    """One finished answer.
 
     segments:       its token ids, in reading order, as training would see them.
     layouts:        thread, position and visibility of every token, prompt included; several rows
                     under the `text` join, else one.
-    end:            the token that ended it, of those that may; None if a limit did.
-    first_token_s:  from the request to the first token; None if there was none.
-    interventions:  how often a constraint overruled the model, in what was kept.
-    truncated:      whether any limit ended a chunk or the answer.
-    hit_limit:      whether the answer's own token budget ended it.
-    stopped:        whether a stop string ended it; its text still holds that.
-    trimmed_tokens: tokens that were written beyond its end, in reading order.
-    seconds:        from the request to the end; `queue_s`: to its admission.
+    end:            the token of `eos_ids` that ended it; None if something else did.
+    first_token_s:  seconds from the request to the first token; None if there was none.
+    interventions:  how often a constraint overruled the model, without trimmed tokens.
+    truncated:      did a limit or a stop string cut the answer or a chunk?
+    hit_limit:      did the token budget end it?
+    stopped:        did a stop string end it? The text still holds the stop string.
+    trimmed_tokens: tokens that were written past its end in reading order and dropped.
+    seconds:        from the request to the end.
+    queue_s:        seconds from the request to its admission.
     """
 
     segments: tuple[Segment, ...]
@@ -126,7 +129,7 @@ class Answer:
 
     @property
     def finish_reason(self) -> str:
-        """OpenAI's word: "stop" (the model ended it, or a stop string) or "length" (a limit)."""
+        """OpenAI's word: "stop" if the model or a stop string ended it, "length" if a limit did."""
         return "length" if self.end is None and not self.stopped else "stop"
 
     @property
@@ -150,13 +153,16 @@ class Answer:
 
 @dataclass(slots=True)
 class OutputRecorder:
-    """Tells an interpreter what was chosen, and keeps what follows: events, in the end the answer.
+    """Passes tokens to an interpreter and records the events that follow.
 
-    began_s:   the time of the request, by the clock of `stamp`.
-    token_counts: how many tokens each thread has chosen.
-    overruled: which of them were not what the model wanted: thread, and place among its tokens.
-    _unrecorded: log probabilities of a thread's tokens whose text waits for more.
-    _shown:    text that `drain` has not returned yet, of the first `_read_events` events.
+    began_s:         the time of the request, by the clock of `stamp`.
+    token_counts:    tokens that each thread has chosen.
+    overruled:       tokens that a constraint imposed: thread, index among the thread's tokens.
+    _texts:          the text of each thread.
+    _unrecorded:     log probabilities of tokens whose text is not certain yet, by thread.
+    _order:          turns the first `_read_events` events into text in reading order.
+    _shown:          text of these events that `drain` has not returned yet.
+    _drained_events: events that `drain` has returned.
     """
 
     interpreter: Interpreter
@@ -180,9 +186,10 @@ class OutputRecorder:
         self._order = AnswerText(self.interpreter.rules.stop)
 
     def take(self, thread: int, choice: SampledToken) -> list[Action]:
-        """Take a token of `thread`; return what an engine has to do, to its end at a stop string.
+        """Take a token of `thread` and return the actions for the engine.
 
-        A chunk that ends the whole answer means its own end.
+        If a stop string is complete with it, the actions end the answer. An end-of-answer token in
+        a chunk ends the chunk, and counts as an intervention.
         """
         index = self.token_counts.get(thread, 0)
         self.token_counts[thread] = index + 1
@@ -195,9 +202,11 @@ class OutputRecorder:
         return actions + self.cut_off() if self._order.stopped else actions
 
     def cut_off(self) -> list[Action]:
+        """End the answer now and return the actions for the engine; none if it has ended."""
         return [] if self.interpreter.finished else self._record(self.interpreter.cut_off())
 
     def stamp(self, now_s: float) -> None:
+        """Note the time of the first token, if there is one and none is noted."""
         if self.first_token_s is None and self.token_counts:
             self.first_token_s = now_s - self.began_s
 
@@ -206,13 +215,14 @@ class OutputRecorder:
         if self._drained_events == len(self.events):
             return None
         self._read()
-        coming = tuple(self.events[self._drained_events :])
+        new_events = tuple(self.events[self._drained_events :])
         self._drained_events = len(self.events)
         text = self._shown
         self._shown = ""
-        return Progress(coming, text, self._order.take_tokens(), step)
+        return Progress(new_events, text, self._order.take_tokens(), step)
 
     def conclude(self, now_s: float, queue_s: float) -> Answer:
+        """Return the finished answer."""
         self.stamp(now_s)
         interpreter = self.interpreter
         vocabulary = interpreter.vocabulary
@@ -243,7 +253,7 @@ class OutputRecorder:
         )
 
     def _interventions(self, segments: tuple[Segment, ...]) -> int:
-        """Count those in kept tokens, closings and the end included unless trimmed."""
+        """Count the overruled tokens that were not trimmed, ASYNC_CLOSE and the end included."""
         chunks = [segment for segment in segments if isinstance(segment, ChunkRun)]
         kept_tokens = {
             thread: len(chunk.ids) - 1 + chunk.closed
@@ -269,7 +279,7 @@ class OutputRecorder:
                 case Finished():
                     self._end_stretch(MAIN, action)
                 case Trimmed():
-                    # Before what completed a stop string: no reader goes further than that.
+                    # Readers stop at the event that completes a stop string, so it goes before.
                     index = self._read_events - 1 if self._order.stopped else len(self.events)
                     self.events.insert(index, action)
         return actions
@@ -277,7 +287,8 @@ class OutputRecorder:
     def _add(self, thread: int, token: int, logprobs: TokenLogprobs | None) -> None:
         control = self.interpreter.vocabulary.control.ids
         if token not in control and not self.interpreter.in_topic(thread):
-            self._unrecorded.setdefault(thread, []).extend([logprobs] if logprobs else [])
+            if logprobs is not None:
+                self._unrecorded.setdefault(thread, []).append(logprobs)
             self._record_text(thread, self._texts[thread].add(token))
 
     def _end_stretch(self, thread: int, event: Event) -> None:

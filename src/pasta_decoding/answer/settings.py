@@ -1,6 +1,6 @@
-"""How far an answer may go, how its tokens are sampled, and how it stands to other answers.
+"""Settings of one answer: its limits, its sampling and its priority.
 
-Settings of the commands take their defaults from here, so this module imports nothing heavy.
+The commands take their defaults from here, so this module imports nothing heavy.
 """
 
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 GREEDY_BELOW = 1e-5
-"""A temperature under this is taken as 0: logits divided by it would leave what floats hold."""
+"""A temperature below this counts as 0: logits divided by it could overflow a float32."""
 
 
 class Priority(IntEnum):
-    """How an answer stands to the others: `high` gets all its threads, `low` is in no hurry."""
+    """Priority over other answers: `high` gets all its threads, `low` waits longest."""
 
     low = -1
     normal = 0
@@ -21,20 +21,20 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How far one answer may go.
+    """The limits of one answer.
 
-    max_tokens:       tokens behind the prompt, tags included: the first ones in reading order.
-    max_threads:      threads that write at a time, the main one included. It says when they
-                      write, never what: a promise beyond it waits.
-    max_chunks:       chunks of the whole answer.
-    chunk_factor:     a chunk may be this many times as long as promised,
-    min_chunk_tokens: but may always have this many tokens.
-    max_topic_tokens: tokens of one topic; then its closing is forced.
+    max_tokens:       tokens after the prompt, tags included: the first ones in reading order.
+    max_threads:      threads that write at a time, main included. Further threads wait; the text
+                      of the answer does not depend on it.
+    max_chunks:       chunks of the answer.
+    chunk_factor:     a chunk may be this many times as long as promised.
+    min_chunk_tokens: a chunk may have this many tokens whatever its promise is.
+    max_topic_tokens: tokens of one topic; after them PROMISE_CLOSE is forced.
     parallel:         False bans promises and syncs: sequential decoding with the same weights.
-    topic:            False for checkpoints whose promises carry none.
-    eagerness:        added to the promise's logit where main may promise; None: the checkpoint's.
+    topic:            False for checkpoints whose promises have no topic.
+    eagerness:        added to the logit of PROMISE_OPEN; None: the checkpoint's value.
     stop:             the first of these strings to be complete, in reading order, ends the answer.
-    max_seconds:      wall clock, time in the queue included.
+    max_seconds:      wall-clock limit, time in the queue included.
     """
 
     max_tokens: int = 512
@@ -56,11 +56,12 @@ class SamplingParams:
 
     `GenerationConfig` and the training configuration check the ranges. Penalties are vLLM's.
 
-    top_p, top_k, min_p: of the tokens with the `top_k` largest logits and at least `min_p` times
-        the likeliest's probability, the fewest that hold `top_p` of what these hold together. Ties
-        at a border stay in.
-    logit_bias: added to the logits of some ids. What may not stand stays out all the same.
-    logprobs:   how many alternatives to each token are reported; None: no log probabilities.
+    top_k:      only the tokens with this many largest logits.
+    min_p:      only tokens with at least this many times the likeliest token's probability.
+    top_p:      of the tokens that `top_k` and `min_p` leave, the fewest that hold this share of
+                their probability. Ties at a cut stay in.
+    logit_bias: added to the logits of these ids. It allows no id that the grammar forbids.
+    logprobs:   alternatives to report for each token; None: no log probabilities.
     """
 
     temperature: float = 0.0

@@ -1,7 +1,7 @@
-"""From token ids to text: of a thread while it is written, of an answer, and where that ends.
+"""From token ids to text: the text of a thread, the text of an answer, and where it ends.
 
-A budget keeps the first tokens of an answer in reading order, a stop string those up to the one
-that completes it. So what is kept does not depend on which thread was faster.
+A budget keeps the first tokens of an answer in reading order, a stop string the tokens up to the
+one that completes it. So the end of an answer does not depend on which thread was faster.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,16 +13,16 @@ from pasta_decoding.answer.vocabulary import FRAGMENT, Decode, Vocabulary
 from pasta_decoding.lang.layout import MAIN, ChunkRun, MainRun, PromiseRun, Segment, SyncRun
 from pasta_decoding.lang.tree import Chunk, Node, Span, Sync, Tree, valid_tokens, valid_topic
 
-# A character has at most four bytes, hence tokens; what is longer undecodable stays so.
 MAX_HELD_TOKENS = 8
+"""ThreadText waits this long for a character, which has at most four bytes, hence four tokens."""
 
 
 @dataclass(slots=True)
 class ThreadText:
-    """The growing text of one thread. A character cut by a token border waits for its rest.
+    """The growing text of one thread. A part of a character waits for the rest of it.
 
-    keep_edge: hold white space back until more text follows, and drop it at the end: a chunk
-    does not end with white space.
+    keep_edge: white space waits for the text after it and is dropped at the end, because a chunk
+               does not end with white space.
     """
 
     decode: Decode
@@ -31,6 +31,7 @@ class ThreadText:
     _edge: str = ""
 
     def add(self, token: int) -> str:
+        """Take a token and return the text that is certain now, perhaps none."""
         self._ids.append(token)
         text = self.decode(self._ids)
         if text.endswith(FRAGMENT) and len(self._ids) < MAX_HELD_TOKENS:
@@ -39,6 +40,7 @@ class ThreadText:
         return self._past_edge(text)
 
     def end(self) -> str:
+        """Return the text that waited. A part of a character is decoded as it is."""
         text = self.decode(self._ids) if self._ids else ""
         self._ids.clear()
         return self._past_edge(text)
@@ -54,12 +56,18 @@ class ThreadText:
 
 @dataclass(slots=True)
 class AnswerText:
-    """Turns live events into text in reading order, as early as that order and the stops allow.
+    """Turns live events into text in reading order, as early as that order and `stops` allow.
 
-    The text ends before the stop string that is complete first, and the longest of those that end
-    together, however the text comes in pieces. What could still grow into one is held back.
+    The text ends before the stop string that is complete first; of those that end together, before
+    the longest. Text that could be the beginning of a stop string is held back. So the result does
+    not depend on how the text is cut into events.
 
-    stopped: a stop string was found: nothing more is shown, and the answer need not be written on.
+    stopped:     has a stop string been found? Then no more text is shown.
+    _waiting:    the thread and the events of each run of text, in reading order, from the first run
+                 that may still grow.
+    _ends_after: characters after which a `Trimmed` event ends the text.
+    _held:       text in reading order that is not shown yet.
+    _tokens:     tokens of the text that `take_tokens` has not returned.
     """
 
     stops: Sequence[str] = ()
@@ -72,11 +80,12 @@ class AnswerText:
     _tokens: list[ShownToken] = field(default_factory=list)
 
     def feed(self, event: Event) -> str:
+        """Take the next event and return the text that can be shown now, perhaps none."""
         match event:
             case Opened(thread):
                 self._waiting += [(thread, []), (MAIN, [])]
             case Delta(thread):
-                next(held for who, held in reversed(self._waiting) if who == thread).append(event)
+                self._last_run(thread).append(event)
             case Closed(thread):
                 self._closed.add(thread)
             case Finished():
@@ -93,12 +102,16 @@ class AnswerText:
         del self._tokens[: len(tokens)]
         return tuple(tokens)
 
+    def _last_run(self, thread: int) -> list[Delta]:
+        return next(run for writer, run in reversed(self._waiting) if writer == thread)
+
     def _in_turn(self) -> Iterator[Delta]:
+        """Yield the events whose text is next in reading order."""
         while self._waiting:
-            thread, held = self._waiting[0]
-            yield from held
-            held.clear()
-            # Main's last stretch may still grow; its earlier ones and closed chunks cannot.
+            thread, run = self._waiting[0]
+            yield from run
+            run.clear()
+            # Main's last run may still grow; its earlier runs and closed chunks cannot.
             if len(self._waiting) == 1 or (thread != MAIN and thread not in self._closed):
                 break
             self._waiting.pop(0)
@@ -125,55 +138,60 @@ class AnswerText:
         return shown
 
     def _growing_chars(self) -> int:
-        """Count the last characters that may be the beginning of a stop string."""
-        longest = min(len(self._held), max(map(len, self.stops), default=1) - 1)
-        ends = ((size, self._held[-size:]) for size in range(longest, 0, -1))
-        growing = (size for size, end in ends if any(stop.startswith(end) for stop in self.stops))
-        return next(growing, 0)
+        """Return how many characters at the end may be the beginning of a stop string."""
+        longest_stop = max(map(len, self.stops), default=1)
+        for size in range(min(len(self._held), longest_stop - 1), 0, -1):
+            end = self._held[-size:]
+            if any(stop.startswith(end) for stop in self.stops):
+                return size
+        return 0
 
 
 def tree_of(segments: Sequence[Segment], vocabulary: Vocabulary, *, cut_off: bool = False) -> Tree:
-    """Return what decoded segments say. White space at a chunk's end is dropped.
+    """Return the tree of decoded segments. White space at a chunk's end is dropped.
 
-    cut_off: a character that their end cuts in two is no part of it.
+    cut_off: drop a character of which the last segment has only a part.
     """
     nodes: list[Node] = []
     promise = PromiseRun((), 0)
-    for place, segment in enumerate(segments, start=1):
-        whole = not cut_off or place < len(segments)
+    last = len(segments) - 1
+    for index, segment in enumerate(segments):
+        is_complete = not cut_off or index < last
         match segment:
             case MainRun(ids):
-                text = stretch_text(ids, vocabulary.decode, whole=whole)
+                text = stretch_text(ids, vocabulary.decode, is_complete=is_complete)
                 if text:
                     nodes.append(Span(text))
             case PromiseRun():
                 promise = segment
             case ChunkRun(ids):
                 topic = valid_topic(vocabulary.decode(promise.ids[1:-1]))
-                text = stretch_text(ids[1:], vocabulary.decode, whole=whole).rstrip()
-                nodes.append(Chunk(topic, valid_tokens(promise.promised), text))
+                text = stretch_text(ids[1:], vocabulary.decode, is_complete=is_complete)
+                nodes.append(Chunk(topic, valid_tokens(promise.promised), text.rstrip()))
             case SyncRun():
                 nodes.append(Sync())
     return tuple(nodes)
 
 
-def stretch_text(ids: Sequence[int], decode: Decode, *, whole: bool = True) -> str:
-    """Return the text of one stretch, by the same pieces that were streamed.
+def stretch_text(ids: Sequence[int], decode: Decode, *, is_complete: bool = True) -> str:
+    """Return the text of one segment's ids, equal to the sum of its streamed pieces.
 
-    whole: its end is an end; else what is not certain there is left out.
+    is_complete: no id follows; else a part of a character at the end is left out.
     """
     thread = ThreadText(decode)
     pieces = [thread.add(token) for token in ids]
-    return "".join(pieces) + (thread.end() if whole else "")
+    if is_complete:
+        pieces.append(thread.end())
+    return "".join(pieces)
 
 
 def fed_count(segments: Sequence[Segment]) -> int:
-    """Count the tokens of some segments: all that are fed, tags included."""
+    """Return how many tokens of `segments` an engine is fed, tags included."""
     return sum(1 if isinstance(segment, SyncRun) else len(segment.ids) for segment in segments)
 
 
 def joined_text(segments: Sequence[Segment]) -> list[int]:
-    """Return the ids of main's text, and of the chunks that a SYNC of `segments` has joined."""
+    """Return the ids of main's text and of the chunks that a SYNC of `segments` joins."""
     ids: list[int] = []
     chunks: list[int] = []
     for segment in segments:
@@ -189,10 +207,10 @@ def joined_text(segments: Sequence[Segment]) -> list[int]:
 
 
 def first_tokens(segments: Sequence[Segment], tokens: int) -> list[Segment]:
-    """Return what of `segments` the first `tokens` tokens hold.
+    """Return `segments` cut off after this many tokens.
 
-    A promise stays if its chunk's opening and a first token do. A chunk that the last token belongs
-    to is not closed: its end would stand behind it.
+    A promise is dropped unless ASYNC_OPEN and a first token of its chunk remain. A chunk in which
+    the tokens end is not closed.
     """
     first_segments: list[Segment] = []
     remaining_tokens = tokens
@@ -230,14 +248,17 @@ def within_limits(
 
 
 def _pieces(segments: Sequence[Segment], vocabulary: Vocabulary) -> Iterator[tuple[int, str]]:
-    """Yield the text in reading order as it becomes certain, and of how many more tokens."""
+    """Yield numbers of tokens, in reading order, with the text that becomes certain with them."""
     for segment in segments:
         if not isinstance(segment, MainRun | ChunkRun):
             yield fed_count([segment]), ""
             continue
-        opening = isinstance(segment, ChunkRun)
-        yield int(opening), ""
-        thread = ThreadText(vocabulary.decode, keep_edge=opening)
-        for token in segment.ids[opening:]:
+        is_chunk = isinstance(segment, ChunkRun)
+        ids = segment.ids
+        if is_chunk:
+            yield 1, ""  # ASYNC_OPEN
+            ids = ids[1:]
+        thread = ThreadText(vocabulary.decode, keep_edge=is_chunk)
+        for token in ids:
             yield 1, thread.add(token)
         yield 0, thread.end()

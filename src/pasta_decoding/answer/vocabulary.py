@@ -1,7 +1,4 @@
-"""What an answer must know of a tokenizer: token texts, and which tokens may stand where.
-
-Shapes: V vocabulary.
-"""
+"""A tokenizer as decoding needs it: token texts, and the sets of tokens banned in some places."""
 
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -19,7 +16,7 @@ IdArray = npt.NDArray[np.int64]
 Decode = Callable[[Sequence[int]], str]
 
 FRAGMENT = "\N{REPLACEMENT CHARACTER}"
-"""What the bytes of a character decode to while some are missing."""
+"""The decoded text of a character's bytes while some are missing."""
 
 _BETWEEN_WORDS = re.compile(rf"[^\w{FRAGMENT}]|_")
 _JOINS_WORDS = frozenset("-'\N{RIGHT SINGLE QUOTATION MARK}&/,+.#")
@@ -29,10 +26,10 @@ _JOINS_WORDS = frozenset("-'\N{RIGHT SINGLE QUOTATION MARK}&/,+.#")
 class Vocabulary:
     """One tokenizer as the interpreter and the sampler see it.
 
-    texts:  for every id, the text that it adds behind other text ("" for special tokens).
-    decode: ids to text, behind other text; special tokens give nothing.
-    eos_ids: ids that end an answer, of which
-    end:     is the one behind an answer whose end nobody chose.
+    texts:   for every id, the text that it adds after other text ("" for special tokens).
+    decode:  ids to the text that they add after other text, special tokens skipped.
+    eos_ids: ids that end an answer.
+    end:     the one of `eos_ids` to put after an answer that was cut off.
     """
 
     texts: tuple[str, ...]
@@ -42,11 +39,12 @@ class Vocabulary:
     end: int
 
     def ids_where(self, holds: Callable[[str], bool], *, also: Collection[int] = ()) -> IdArray:
+        """Return the ids whose text satisfies `holds`, and those of `also`, ascending."""
         ids = {token for token, text in enumerate(self.texts) if holds(text)}
         return np.array(sorted(ids.union(also)), dtype=np.int64)
 
     def ids_of_words(self, folded: Sequence[str]) -> IdArray:
-        """Return the ids whose text, as `fold_topic` has it, is one of `folded` and not empty."""
+        """Return the ids whose text, folded by `fold_topic`, is one of `folded` and not empty."""
         ids = [token for words in folded for token in self._ids_by_words.get(words, ())]
         return np.array(ids, dtype=np.int64)
 
@@ -68,14 +66,13 @@ class Vocabulary:
 
     @cached_property
     def not_in_topic(self) -> IdArray:
-        """The ids that may not stand in a topic, PROMISE_CLOSE aside: it ends the topic."""
-        not_closing = self.control_except(self.promise_close_ids.tolist())
-        unfit_ids = self.ids_where(_unfit_for_topic, also=self.eos_ids.union(not_closing.tolist()))
+        """Tokens that may not stand in a topic. PROMISE_CLOSE, which ends it, is not among them."""
+        unfit_ids = self.ids_where(_unfit_for_topic, also=self.control.ids | self.eos_ids)
         return np.setdiff1d(unfit_ids, self.promise_close_ids)
 
     @cached_property
     def not_topic_end(self) -> IdArray:
-        """Punctuation alone, which tells no two topics apart, and parts of a character."""
+        """Punctuation, which `fold_topic` ignores, and parts of a character."""
         return self.ids_where(
             lambda text: FRAGMENT in text or (text != "" and not any(map(str.isalnum, text)))
         )
@@ -86,30 +83,31 @@ class Vocabulary:
 
     @cached_property
     def not_chunk_start(self) -> IdArray:
-        """What a chunk may not begin with: white space, nothing visible, control tokens, an end."""
-        also = self.control.ids | self.eos_ids
-        return self.ids_where(lambda text: not text or text[0].isspace(), also=also)
+        """Tokens that no chunk begins with: white space, empty texts, control tokens, an end."""
+        special = self.control.ids | self.eos_ids
+        return self.ids_where(lambda text: not text or text[0].isspace(), also=special)
 
 
 def vocabulary_of(
     tokenizer: Any, control: ControlTokens, size: int, eos_ids: frozenset[int], end: int
 ) -> Vocabulary:
-    """Read a Hugging Face tokenizer; `size` is the number of logits, which may exceed it."""
-    # Decoding through transformers takes five times as long.
-    plain = getattr(tokenizer, "backend_tokenizer", tokenizer).decode
-    anchor = tokenizer.encode("a", add_special_tokens=False)
-    lead = len(plain(anchor))
+    """Read a Hugging Face tokenizer.
 
-    # Some tokenizers drop a leading space from what they decode: decode behind an anchor.
+    size: the number of logits. Ids that the tokenizer does not have get the text "".
+    """
+    # Decoding through transformers takes five times as long.
+    backend_decode = getattr(tokenizer, "backend_tokenizer", tokenizer).decode
+    anchor = tokenizer.encode("a", add_special_tokens=False)
+    anchor_chars = len(backend_decode(anchor))
+
+    # Some tokenizers drop a leading space when they decode, so ids are decoded after an anchor.
     def following_text(ids: Sequence[int]) -> str:
-        text: str = plain([*anchor, *ids], skip_special_tokens=True)
-        return text[lead:]
+        text: str = backend_decode([*anchor, *ids], skip_special_tokens=True)
+        return text[anchor_chars:]
 
     named_tokens = min(len(tokenizer), size)
-    unnamed_tokens = size - named_tokens
-    texts = (
-        tuple(following_text((token,)) for token in range(named_tokens)) + ("",) * unnamed_tokens
-    )
+    named_texts = tuple(following_text((token,)) for token in range(named_tokens))
+    texts = named_texts + ("",) * (size - named_tokens)
 
     def decode(ids: Sequence[int]) -> str:
         return texts[ids[0]] if len(ids) == 1 else following_text(ids)
@@ -118,20 +116,16 @@ def vocabulary_of(
 
 
 def fold_topic(topic: str) -> str:
-    """Return the form in which two topics are compared: words, without case and punctuation."""
+    """Return the words of a topic without case and punctuation, to compare it with others."""
     if (word := topic.strip()).isalnum():
         return word.casefold()
     return " ".join(_BETWEEN_WORDS.sub(" ", topic).split()).casefold()
 
 
 def _unfit_for_topic(text: str) -> bool:
-    inner = text[1:] if text[:1] == " " else text
-    return (
-        not inner.strip()
-        or not inner.isprintable()
-        or " " in inner
-        or not NOT_IN_TOPIC.isdisjoint(inner)
-        or (
-            not any(map(str.isalnum, inner)) and FRAGMENT not in inner and inner not in _JOINS_WORDS
-        )
-    )
+    word = text.removeprefix(" ")
+    if not word.strip() or not word.isprintable() or " " in word:
+        return True
+    if not NOT_IN_TOPIC.isdisjoint(word):
+        return True
+    return not (any(map(str.isalnum, word)) or FRAGMENT in word or word in _JOINS_WORDS)
