@@ -30,7 +30,9 @@ from pasta_decoding.answer.vocabulary import IdArray
 Logits = npt.NDArray[np.float32]
 
 # The hash is "lowbias32", with one half of the key added before its rounds and one between them.
-ID_FACTOR, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B1, 0x7FEB352D, 0x846CA68B
+ID_FACTOR = 0x9E3779B1
+FIRST_FACTOR = 0x7FEB352D
+SECOND_FACTOR = 0x846CA68B
 UNIT = 2.0**-32
 
 

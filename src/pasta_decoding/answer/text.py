@@ -132,10 +132,11 @@ class AnswerText:
 
     def _show(self, ended: bool) -> str:
         growing = 0 if ended or self.stopped else self._growing_chars()
-        shown = self._held[: len(self._held) - growing]
-        self._held = self._held[len(shown) :]
-        self._shown_chars += len(shown)
-        return shown
+        shown_chars = len(self._held) - growing
+        text = self._held[:shown_chars]
+        self._held = self._held[shown_chars:]
+        self._shown_chars += shown_chars
+        return text
 
     def _growing_chars(self) -> int:
         """Return how many characters at the end may be the beginning of a stop string."""
