@@ -1,8 +1,9 @@
-"""Plays an interpreter without an engine, in the order in which the scheduler would.
+"""Plays an interpreter without an engine, in the order of the scheduler.
 
-What a thread wants may be anything; what it gets is the nearest token that its constraint allows.
+A thread may prefer any token; it writes the next larger id that its constraint allows.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from tests.law.world import CLOSE, CONTROL, END, SCHEME
 
 PROMPT = (11, 12, 13)
 WORDS = ["a", "b", "c", "A", "as", " a", " b", " c", " B", "-", " -", "b."]
-# What the text form, a topic or a chunk's edge could stumble over.
+# Texts that need care in the text form, in a topic or at the edge of a chunk.
 NASTY = [" ", "\n", "  a", "a ", "x\ny", "\\", "\\\\", '"', "<", "async>", "</async>", "<async>"]
 TAGS = ["<sync/>", '<promise topic="a" tokens="20"/>', "<promise "]
 TEXTS = (*[""] * 10, *WORDS, *NASTY, *TAGS)
@@ -35,34 +36,34 @@ def decode(ids: Sequence[int]) -> str:
 
 VOCABULARY = Vocabulary(TEXTS, decode, CONTROL, frozenset({END}), END)
 Wants = Callable[[int, int], int]
-"""From a thread and how much it has chosen before to the token it would like."""
+"""Returns the token that a thread prefers, given the thread and its number of tokens so far."""
 
 
 def script(threads: Mapping[int, Sequence[int]]) -> Wants:
-    """Each thread's tokens; then chunks close and main ends."""
+    """Each thread prefers its own tokens in turn; then chunks close and main ends."""
 
     def wants(thread: int, index: int) -> int:
-        line = threads.get(thread, ())
-        return line[index] if index < len(line) else END if thread == MAIN else CLOSE
+        tokens = threads.get(thread, ())
+        if index < len(tokens):
+            return tokens[index]
+        return END if thread == MAIN else CLOSE
 
     return wants
 
 
 def cycle(tokens: Sequence[int]) -> Wants:
-    """Whoever asks gets the next token of an endless list."""
-    asked = 0
-
-    def wants(_thread: int, _index: int) -> int:
-        nonlocal asked
-        asked += 1
-        return tokens[(asked - 1) % len(tokens)]
-
-    return wants
+    """All threads share an endless list: each choice takes its next token."""
+    endless = itertools.cycle(tokens)
+    return lambda _thread, _index: next(endless)
 
 
 @dataclass
 class Played:
-    """One answer as it was played; `stretches` is its text in reading order, kept apart."""
+    """One played answer.
+
+    chosen:    the tokens that each thread wrote.
+    stretches: the answer's text in reading order, recorded from the actions alone.
+    """
 
     interpreter: Interpreter
     steps: list[list[Action]] = field(default_factory=list)
@@ -84,13 +85,13 @@ class Played:
 
     @property
     def characters(self) -> int | None:
-        """How much of the text is kept; None for all of it."""
+        """Where the text was trimmed; None if it was not."""
         cuts = [action.characters for action in self.actions if isinstance(action, Trimmed)]
         return cuts[0] if cuts else None
 
     @property
     def text(self) -> str:
-        """What a reader is owed, put together without the interpreter's segments."""
+        """The plain text, from `stretches` in place of the interpreter's segments."""
         pieces = [(thread, decode(ids)) for thread, ids in self.stretches]
         text = "".join(text if thread == MAIN else text.rstrip() for thread, text in pieces)
         return text[: self.characters]
@@ -107,8 +108,8 @@ class Played:
     @property
     def layout(self) -> Layout:
         interpreter = self.interpreter
-        segments, scheme = interpreter.segments, interpreter.scheme
-        return lay_out(PROMPT, segments, scheme, async_close=CLOSE, end=None)
+        segments = interpreter.segments
+        return lay_out(PROMPT, segments, interpreter.scheme, async_close=CLOSE, end=None)
 
     def do(self, actions: list[Action]) -> None:
         self.steps[-1] += actions
@@ -117,13 +118,14 @@ class Played:
                 case Fork(thread):
                     self.stretches += [(thread, []), (MAIN, [])]
                 case Append(thread, token) if not self.interpreter.in_topic(thread):
-                    held = next(ids for who, ids in reversed(self.stretches) if who == thread)
-                    held.append(token)
+                    stretches = reversed(self.stretches)
+                    last_ids = next(ids for writer, ids in stretches if writer == thread)
+                    last_ids.append(token)
 
 
-def play(rules: Rules, wants: Wants, *, stop_after: int | None = None, **about: Any) -> Played:
+def play(rules: Rules, wants: Wants, *, stop_after: int | None = None, **options: Any) -> Played:
     """Play one answer to its end, or stop it after some steps; see `play_steps`."""
-    played = play_steps(rules, wants, stop_after, **about)
+    played = play_steps(rules, wants, stop_after, **options)
     if not played.interpreter.finished:
         played.steps.append([])
         played.do(played.interpreter.cut_off())

@@ -1,4 +1,4 @@
-"""The interpreter's law: whatever the threads want to write, the answer is well formed and ends."""
+"""The interpreter's law: any tokens that threads prefer give a well-formed answer that ends."""
 
 import weakref
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SCHEME, 
 A, B, C, SPACE_A, SPACE_B, SPACE_C = (ID[text] for text in ("a", "b", "c", " a", " b", " c"))
 CAPITAL = ID["A"]
 CONTROL_IDS = st.sampled_from([OPEN, P20, P50, CLOSE, SYNC, END])
-WANTED = st.lists(CONTROL_IDS | st.integers(0, SIZE - 1), min_size=1, max_size=40)
+PREFERRED = st.lists(CONTROL_IDS | st.integers(0, SIZE - 1), min_size=1, max_size=40)
 RULES = st.builds(
     Rules,
     max_tokens=st.integers(0, 60),
@@ -88,27 +88,26 @@ def assert_topics_differ(played: Played) -> None:
     limit = played.interpreter.rules.max_topic_tokens
     assert all(len(ids) <= limit for ids in played.topics)
     forks = [action.topic for action in played.actions if isinstance(action, Fork)]
-    told = [node.topic for node in played.tree if isinstance(node, Chunk)]
-    assert told == forks[: len(told)]
+    topics_in_tree = [node.topic for node in played.tree if isinstance(node, Chunk)]
+    assert topics_in_tree == forks[: len(topics_in_tree)]
 
 
 def assert_within_budget(played: Played) -> None:
     rules = played.interpreter.rules
     assert played.fed_tokens == played.interpreter.budget.written_tokens
-    kept = fed_count(played.interpreter.segments)
-    assert kept <= rules.max_tokens
+    assert fed_count(played.interpreter.segments) <= rules.max_tokens
     assert len(played.steps) <= played.fed_tokens + 2
     assert len(played.chunks) <= rules.max_chunks
-    longest = max(1, rules.min_chunk_tokens, int(50 * rules.chunk_factor))
-    assert all(len(chunk.ids) - 1 <= longest for chunk in played.chunks)
+    max_chunk_tokens = max(1, rules.min_chunk_tokens, int(50 * rules.chunk_factor))
+    assert all(len(chunk.ids) - 1 <= max_chunk_tokens for chunk in played.chunks)
 
 
 @few(100)
-@given(RULES, WANTED)
+@given(RULES, PREFERRED)
 def test_any_wishes_give_a_well_formed_answer_within_the_budget(
-    rules: Rules, wanted: list[int]
+    rules: Rules, preferred: list[int]
 ) -> None:
-    played = play(rules, cycle(wanted))
+    played = play(rules, cycle(preferred))
     assert check(text_form(played.tree), topic_required=rules.topic) == []
     assert_texts_kept(played)
     assert_within_budget(played)
@@ -117,7 +116,7 @@ def test_any_wishes_give_a_well_formed_answer_within_the_budget(
 
 
 def fed_by(actions: Sequence[Action]) -> list[Append]:
-    """Every token that was fed, those of forks too."""
+    """Every token that was fed, also by forks."""
     fed = [action for action in actions if isinstance(action, Append)]
     for action in actions:
         if isinstance(action, Fork):
@@ -126,19 +125,19 @@ def fed_by(actions: Sequence[Action]) -> list[Append]:
 
 
 @few(60)
-@given(RULES, WANTED, ANY_SCHEME, st.integers(0, 120))
+@given(RULES, PREFERRED, ANY_SCHEME, st.integers(0, 120))
 def test_no_token_is_fed_past_the_models_last_position(
-    rules: Rules, wanted: list[int], scheme: Scheme, spare: int
+    rules: Rules, preferred: list[int], scheme: Scheme, spare: int
 ) -> None:
-    """Under any scheme, if the prompt and the budget fit; whoever skips none is not held back."""
+    """If prompt and budget fit. Schemes that skip no position lose no promise to this limit."""
     positions = len(PROMPT) + rules.max_tokens + spare
-    played = play(rules, cycle(wanted), scheme=scheme, max_positions=positions)
-    for step in played.steps:  # what a step ends is never fed
+    played = play(rules, cycle(preferred), scheme=scheme, max_positions=positions)
+    for step in played.steps:  # a chunk that ends in a step is not fed in it
         ended = {action.thread for action in step if isinstance(action, CloseChunk)}
         fed = [append for append in fed_by(step) if append.thread not in ended]
         assert all(append.position < positions for append in fed)
     if scheme.name.startswith("shared"):
-        unlimited = play(rules, cycle(wanted), scheme=scheme)
+        unlimited = play(rules, cycle(preferred), scheme=scheme)
         assert played.interpreter.segments == unlimited.interpreter.segments
 
 
@@ -150,11 +149,11 @@ def test_a_promise_needs_positions_for_the_longest_bucket_and_for_the_rest_of_th
 
 
 @few(60)
-@given(RULES, WANTED, st.integers(0, 30))
+@given(RULES, PREFERRED, st.integers(0, 30))
 def test_stopping_anywhere_keeps_what_was_written(
-    rules: Rules, wanted: list[int], steps: int
+    rules: Rules, preferred: list[int], steps: int
 ) -> None:
-    played = play(rules, cycle(wanted), stop_after=steps)
+    played = play(rules, cycle(preferred), stop_after=steps)
     problems = check(text_form(played.tree), topic_required=rules.topic)
     assert {problem.rule for problem in problems} <= {"empty-chunk"}
     assert_texts_kept(played)
@@ -186,12 +185,12 @@ def test_the_actions_of_a_worked_example() -> None:
 
 
 @few(100)
-@given(RULES, WANTED, st.integers(0, 120))
+@given(RULES, PREFERRED, st.integers(0, 120))
 def test_a_text_join_puts_every_token_where_the_reading_order_has_it(
-    rules: Rules, wanted: list[int], spare: int
+    rules: Rules, preferred: list[int], spare: int
 ) -> None:
     positions = len(PROMPT) + rules.max_tokens + spare
-    played = play(rules, cycle(wanted), max_positions=positions, joining=Joining.text)
+    played = play(rules, cycle(preferred), max_positions=positions, joining=Joining.text)
     rewrites = [action for action in played.actions if isinstance(action, Rewrite)]
     segments = played.interpreter.segments
     syncs = [n for n, segment in enumerate(segments) if isinstance(segment, SyncRun)]
@@ -214,7 +213,7 @@ def test_an_idle_sync_is_banned_and_every_tag_in_sequential_decoding() -> None:
 
 
 def second_topic(first: list[int], second: list[int], limit: int = 4) -> str:
-    """What the second promise is about when main wants `second` and then to close."""
+    """Return the topic of the second promise if main prefers `second` and then to close it."""
     main = [OPEN, *first, P20, OPEN, *second, P20]
     rules = replace(SMALL, max_topic_tokens=limit)
     played = play(rules, script({0: main, 1: [B], 2: [B]}))
@@ -286,18 +285,20 @@ def test_eagerness_biases_the_promise_where_main_may_write_it_and_nowhere_else(
 
 def test_a_vocabulary_lives_no_longer_than_the_answers_that_need_it() -> None:
     vocabulary = replace(VOCABULARY)
-    held = weakref.ref(vocabulary)
+    reference = weakref.ref(vocabulary)
     main_constraint(vocabulary, promise=True, sync=True)
     del vocabulary
-    assert held() is None
+    assert reference() is None
 
 
 # Limits
 
 
-@pytest.mark.parametrize(("factor", "least", "length"), [(0.5, 4, 10), (0.1, 4, 4), (0, 0, 1)])
-def test_a_chunk_at_its_limit_is_closed_and_marked(factor: float, least: int, length: int) -> None:
-    rules = replace(SMALL, chunk_factor=factor, min_chunk_tokens=least)
+@pytest.mark.parametrize(("factor", "min_tokens", "length"), [(0.5, 4, 10), (0.1, 4, 4), (0, 0, 1)])
+def test_a_chunk_at_its_limit_is_closed_and_truncated(
+    factor: float, min_tokens: int, length: int
+) -> None:
+    rules = replace(SMALL, chunk_factor=factor, min_chunk_tokens=min_tokens)
     played = play(rules, script({0: [OPEN, A, P20], 1: [B] * 99}))
     assert played.chunks == [ChunkRun((ASYNC, *[B] * length), closed=False)]
     assert played.actions[-2:] == [CloseChunk(1, truncated=True), Finished(truncated=True)]
@@ -308,10 +309,10 @@ def test_a_chunk_at_its_limit_is_closed_and_marked(factor: float, least: int, le
 def test_an_answer_with_a_budget_begins_like_the_one_without() -> None:
     main = [A, OPEN, A, P20, C, OPEN, B, P50, SYNC, *[B] * 9]
     threads = {0: main, 1: [C] * 4, 2: [B] * 6}
-    whole = play(SMALL, script(threads)).interpreter.segments
-    for budget in range(fed_count(whole)):
+    segments = play(SMALL, script(threads)).interpreter.segments
+    for budget in range(fed_count(segments)):
         played = play(replace(SMALL, max_tokens=budget), script(threads))
-        assert played.interpreter.segments == first_tokens(whole, budget)
+        assert played.interpreter.segments == first_tokens(segments, budget)
         assert played.interpreter.hit_limit
 
 

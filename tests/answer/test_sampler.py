@@ -1,4 +1,4 @@
-"""Choosing tokens: noise of its key alone, constraints that always hold, penalties."""
+"""Choosing tokens: noise depends on its key alone, constraints always hold; penalties."""
 
 from collections import Counter
 from dataclasses import replace
@@ -151,12 +151,12 @@ def test_a_constraint_holds_and_is_counted_only_when_it_changed_the_choice(
     allowed = only(*sorted(set(range(6)) - banned)) if named else ban(*sorted(banned))
     if not banned and not named:
         allowed = FREE
-    wanted = sample(Sampler(sampling), 0, logits_V)
-    got = sample(Sampler(sampling), 0, logits_V, allowed)
-    assert not wanted.intervened
-    assert got.token not in banned
-    assert got.intervened == (wanted.token in banned)
-    assert wanted.token in banned or got.token == wanted.token
+    unconstrained = sample(Sampler(sampling), 0, logits_V)
+    constrained = sample(Sampler(sampling), 0, logits_V, allowed)
+    assert not unconstrained.intervened
+    assert constrained.token not in banned
+    assert constrained.intervened == (unconstrained.token in banned)
+    assert unconstrained.token in banned or constrained.token == unconstrained.token
 
 
 @pytest.mark.parametrize(
@@ -182,12 +182,12 @@ def test_greedy_takes_the_largest_that_may_stand(
 
 
 @given(ROWS, BANNED, st.integers(0, 99))
-def test_whoever_wins_among_all_wins_among_fewer(
+def test_a_winner_among_all_tokens_wins_among_fewer(
     row: list[int], banned: set[int], seed: int
 ) -> None:
-    """One race: a ban takes tokens out of it and changes nobody's time, so it settles nothing new.
+    """A ban takes tokens out of the race and leaves the times of the others as they are.
 
-    The winner of the others is who would have won if the banned ones had no weight.
+    So the winner is the same as if the banned tokens had no weight.
     """
     logits_V = np.array(row, dtype=np.float32)
     sampler = Sampler(SamplingParams(temperature=1, seed=seed))
@@ -209,7 +209,7 @@ def test_where_no_score_is_a_number_the_first_allowed_token_is_taken(
         assert sample(sampler, 0, row_V, only(4, 5)).token == 4
 
 
-# Penalties count what a thread sees: the same however its fellows are scheduled
+# Penalties count the tokens that a thread sees, which do not depend on scheduling
 
 
 MAIN_IDS = (A, B, OPEN, C, P20, B, OPEN, A, P20, A, SYNC, C)
@@ -232,18 +232,19 @@ def test_main_sees_chunks_behind_their_sync_whoever_was_first(order: tuple[int, 
 
 
 def test_in_a_topic_nothing_is_penalised_or_wished_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Topics, "constraint", None)  # it costs something, and is asked for later
+    monkeypatch.setattr(Topics, "constraint", None)  # it is slow, and needed only later
     _, scheduler = machine(leaning(0))
     sampler = Sampler(SamplingParams(repetition_penalty=1.5, logit_bias={C: 1.0}))
     rules = replace(RULES, eagerness=1.0)
     generation = scheduler.add(Request((B, B, END, SYNC), sampler, rules))
-    interpreter, found = generation.interpreter, []
+    interpreter = generation.interpreter
+    adjusted_ids = []
     for token in (A, OPEN, B, P20):
         interpreter.on_token(MAIN, token)
         adjustment = generation.row_params(MAIN).adjustment
         assert adjustment is not None
-        found.append(set(adjustment.ids.tolist()))
-    assert found == [{A, B, C, OPEN}, {C}, {C}, {A, B, C, OPEN}]
+        adjusted_ids.append(set(adjustment.ids.tolist()))
+    assert adjusted_ids == [{A, B, C, OPEN}, {C}, {C}, {A, B, C, OPEN}]
 
 
 def test_each_penalty_does_what_its_name_says() -> None:
@@ -262,10 +263,12 @@ def test_each_penalty_does_what_its_name_says() -> None:
 
 def test_logprobs_are_the_models_own() -> None:
     probabilities = np.array([0.5, 0.25, 0.15, 0.1])
-    found = logprobs_of(np.log(probabilities).astype(np.float32) + 3, 2, 2)
-    assert (found.token, [token for token, _ in found.top]) == (2, [0, 1])
+    logprobs = logprobs_of(np.log(probabilities).astype(np.float32) + 3, 2, 2)
+    assert logprobs.token == 2
+    top_ids, top_logprobs = zip(*logprobs.top, strict=True)
+    assert top_ids == (0, 1)
     expected = np.log([0.15, 0.5, 0.25])
-    assert [found.logprob, *(one for _, one in found.top)] == pytest.approx(expected, abs=1e-5)
+    assert [logprobs.logprob, *top_logprobs] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -274,12 +277,12 @@ def test_penalties_and_logprobs_do_not_depend_on_who_writes_when(seed: int) -> N
     sampler = Sampler(sampling)
     request = Request((A, B), sampler, RULES)
 
-    def told(policy: SchedulingPolicy) -> tuple[object, ...]:
+    def tokens_under(policy: SchedulingPolicy) -> tuple[object, ...]:
         _, scheduler = machine(leaning(seed), policy=policy)
-        found, fold = answer_of(scheduler, request), AnswerText()
-        assert "".join(map(fold.feed, found.events)) == found.text
-        # How a text is cut into pieces depends on when a chunk's end was known, its tokens do not.
-        return found.layouts, [one.logprobs for one in fold.take_tokens()]
+        answer = answer_of(scheduler, request)
+        text = AnswerText()
+        assert "".join(map(text.feed, answer.events)) == answer.text
+        # Where the text is cut into pieces depends on the policy; its tokens do not.
+        return answer.layouts, [token.logprobs for token in text.take_tokens()]
 
-    wide, narrow = told(EveryThread()), told(ReadingOrder())
-    assert wide == narrow
+    assert tokens_under(EveryThread()) == tokens_under(ReadingOrder())

@@ -32,8 +32,8 @@ SIZE = FIRST_BYTE + 256
 
 
 def decode(ids: Sequence[int]) -> str:
-    kept = bytes(token - FIRST_BYTE for token in ids if token >= FIRST_BYTE)
-    return kept.decode("utf-8", errors="replace")
+    encoded = bytes(token - FIRST_BYTE for token in ids if token >= FIRST_BYTE)
+    return encoded.decode("utf-8", errors="replace")
 
 
 def ids(text: str) -> list[int]:
@@ -49,7 +49,7 @@ def pieces(thread: ThreadText, tokens: Sequence[int]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "shown"),
+    ("tokens", "expected"),
     [
         (ids("é"), ["", "é", ""]),
         (ids("東"), ["", "", "東", ""]),
@@ -59,17 +59,17 @@ def pieces(thread: ThreadText, tokens: Sequence[int]) -> list[str]:
     ],
 )
 def test_a_cut_character_waits_for_its_last_token_but_not_for_ever(
-    tokens: list[int], shown: list[str]
+    tokens: list[int], expected: list[str]
 ) -> None:
-    assert pieces(ThreadText(decode), tokens) == shown
+    assert pieces(ThreadText(decode), tokens) == expected
 
 
 @given(TEXT.map(ids) | st.lists(st.integers(FIRST_BYTE, FIRST_BYTE + 255), max_size=12))
 def test_any_bytes_are_streamed_as_they_are_stored(tokens: list[int]) -> None:
     assert "".join(pieces(ThreadText(decode), tokens)) == stretch_text(tokens, decode)
-    chunk = list(accumulate(pieces(ThreadText(decode, keep_edge=True), tokens)))
-    assert all(shown == shown.rstrip() for shown in chunk), "no edge is taken back"
-    assert chunk[-1] == stretch_text(tokens, decode).rstrip()
+    prefixes = list(accumulate(pieces(ThreadText(decode, keep_edge=True), tokens)))
+    assert all(text == text.rstrip() for text in prefixes), "no white space is taken back"
+    assert prefixes[-1] == stretch_text(tokens, decode).rstrip()
 
 
 def test_a_topic_never_ends_within_a_character() -> None:
@@ -79,7 +79,7 @@ def test_a_topic_never_ends_within_a_character() -> None:
     for token in (OPEN, *ids("a"), first):
         interpreter.on_token(MAIN, token)
     banned = set(interpreter.constraint(MAIN).banned.tolist())
-    # It may be closed behind a whole character only, and no other one may begin here.
+    # The topic may only close after a complete character, and no other character may begin here.
     assert {P20, first, second} <= banned
     assert not banned.issuperset(ids("b"))
 
@@ -132,12 +132,13 @@ STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
 def test_however_the_text_is_cut_it_ends_before_the_first_stop(
     pieces: list[str], stops: list[str]
 ) -> None:
-    text, visible = "".join(pieces), AnswerText(stops)
-    found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    text = "".join(pieces)
+    matches = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    _, first_stop = min(matches, default=(0, len(text)))
+    answer_text = AnswerText(stops)
     events: list[Event] = [*(Delta(MAIN, piece) for piece in pieces), Finished(truncated=False)]
-    shown = "".join(map(visible.feed, events))
-    assert shown == text[: min(found, default=(0, len(text)))[1]]
-    assert visible.stopped is bool(found)
+    assert "".join(map(answer_text.feed, events)) == text[:first_stop]
+    assert answer_text.stopped is bool(matches)
 
 
 def test_text_that_cannot_become_a_stop_is_shown_at_once() -> None:
@@ -156,10 +157,12 @@ def test_a_stop_ends_the_text_of_an_answer_wherever_it_stands(
 ) -> None:
     """The answer is `ca ac`, of which the first two letters are a chunk."""
     _, scheduler = machine(follow(*LINES, vocabulary_size=play.SIZE))
-    generation, shown = scheduler.add(greedy(stop=(stop,))), ""
+    generation = scheduler.add(greedy(stop=(stop,)))
+    streamed = ""
     while (answer := generation.result()) is None:
         scheduler.step()
         if progress := generation.drain():
-            shown += progress.text
-            assert text.startswith(shown)
-    assert (shown, answer.stopped) == (text, stopped)
+            streamed += progress.text
+            assert text.startswith(streamed)
+    assert streamed == text
+    assert answer.stopped == stopped

@@ -1,4 +1,4 @@
-"""The checker's law: a text passes exactly if it is the printed form of a tree with neat chunks."""
+"""The checker's law: texts pass if and only if they are the text form of neat chunks."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ from pasta_decoding.lang.tree import Chunk, Tree, read, text_form
 
 PROMISE = '<promise topic="a" tokens="20"/>'
 
-# Whole chunks, neat or with one flaw: many drawn texts pass, and many are broken in one place.
+# Complete chunks, neat or with one flaw: many drawn texts pass, and many have one problem.
 PIECES = [
     f"{PROMISE}<async>b c</async>",
     f"{PROMISE}<async>b</async><sync/>",

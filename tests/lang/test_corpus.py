@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pasta_decoding.lang import tags
-from pasta_decoding.lang.check import RULES, WARNINGS, check, warn
+from pasta_decoding.lang.check import RULES, WARNINGS, Problem, check, warn
 from pasta_decoding.lang.tree import Chunk, Node, Span, read, strip, text_form
 
 CORPUS = Path(__file__).parents[1] / "corpus"
@@ -23,15 +23,21 @@ Record = dict[str, object]
 def result(text: str) -> Record:
     """Return what the golden file of `text` must hold."""
     tree = read(text)
-    warnings = [[found.line, found.column, found.rule] for found in warn(text)]
-    meaning: Record = {
+    record: Record = {
         "events": [_event(event) for event in tags.parse(text)],
         "tree": [_node(node) for node in tree],
         "stripped": strip(tree),
         "printed": text_form(tree),
-        "problems": [[found.line, found.column, found.rule] for found in check(text)],
+        "problems": _places(check(text)),
     }
-    return meaning | {"warnings": warnings} if warnings else meaning
+    warnings = _places(warn(text))
+    if warnings:
+        record["warnings"] = warnings
+    return record
+
+
+def _places(problems: Sequence[Problem]) -> list[list[int | str]]:
+    return [[problem.line, problem.column, problem.rule] for problem in problems]
 
 
 def _event(event: tags.TagEvent) -> Record:
@@ -59,7 +65,7 @@ def _node(node: Node) -> Record:
 
 
 def source(case: Path) -> str:
-    """Return the text of a case: every character counts, line ends and a missing one too."""
+    """Return the text of a case, its line ends unchanged."""
     return case.read_bytes().decode("utf-8")
 
 
@@ -79,10 +85,11 @@ def test_the_case_means_what_its_golden_file_says(case: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=_name)
-def test_with_more_behind_it_the_events_are_the_same(case: Path) -> None:
+def test_text_after_it_changes_only_its_last_event(case: Path) -> None:
     text = source(case)
-    behind = tags.parse(text + "\n<sync/>tail")
-    assert [event for event in behind if event.pos < len(text)][:-1] == tags.parse(text)[:-1]
+    continued = tags.parse(text + "\n<sync/>tail")
+    events = [event for event in continued if event.pos < len(text)]
+    assert events[:-1] == tags.parse(text)[:-1]
 
 
 def test_only_the_cases_under_valid_have_no_problems() -> None:
@@ -96,7 +103,7 @@ def test_every_rule_is_broken_somewhere_in_the_corpus() -> None:
 
 def _broken(case: Path) -> list[str]:
     text = source(case)
-    return [found.rule for found in [*check(text), *warn(text)]]
+    return [problem.rule for problem in [*check(text), *warn(text)]]
 
 
 def test_no_golden_file_has_lost_its_case() -> None:

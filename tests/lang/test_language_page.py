@@ -20,11 +20,14 @@ from pasta_decoding.lang.tags import Sync, Text, parse
 
 PAGE = (Path(__file__).parents[2] / "docs" / "language.md").read_text(encoding="utf-8")
 
-OPEN, CLOSE, ASYNC, LINE_BREAK = "PROMISE_OPEN", "PROMISE_CLOSE", "ASYNC_OPEN", "(line break)"
-DIET, OATS = (OPEN, "diet", CLOSE), (ASYNC, "Eat", "oats.")
-SLEEP, REST = (OPEN, "sleep", CLOSE), (ASYNC, "Rest.")
-PLAN, GO = (OPEN, "plan", CLOSE), (ASYNC, "Go.")
-TOKENS = ("Hi", *DIET, *OATS, LINE_BREAK, *SLEEP, *REST, "SYNC", "So:", *PLAN, *GO)
+OPEN = "PROMISE_OPEN"
+CLOSE = "PROMISE_CLOSE"
+ASYNC = "ASYNC_OPEN"
+TOKENS = (
+    *("Hi", OPEN, "diet", CLOSE, ASYNC, "Eat", "oats."),
+    *("(line break)", OPEN, "sleep", CLOSE, ASYNC, "Rest."),
+    *("SYNC", "So:", OPEN, "plan", CLOSE, ASYNC, "Go."),
+)
 
 
 @pytest.mark.parametrize("rule", [*RULES, *WARNINGS])
@@ -35,12 +38,13 @@ def test_every_rule_is_explained(rule: str) -> None:
 @pytest.mark.parametrize("count", range(4))
 def test_the_escapes_read_as_the_page_says(count: int) -> None:
     source = "a" + "\\" * count + "<sync/>"
-    first, *rest = parse(source)
-    assert isinstance(first, Text)
-    said = f"`{first.text}`"
-    said = f"{said}, a sync" if rest == [Sync(1 + count)] else said
+    text, *tags = parse(source)
+    assert isinstance(text, Text)
+    meaning = f"`{text.text}`"
+    if tags == [Sync(1 + count)]:
+        meaning += ", a sync"
     rows = PAGE.replace("the text `", "`")
-    assert f"| `{source}` | {said} |" in rows
+    assert f"| `{source}` | {meaning} |" in rows
 
 
 def test_the_worked_example_is_what_the_layout_computes() -> None:
@@ -49,7 +53,7 @@ def test_the_worked_example_is_what_the_layout_computes() -> None:
 
 
 def worked_example() -> Layout:
-    """Lay the example out; a token's id is its place in reading order."""
+    """Return the layout of the example. A token's id is its index in reading order."""
     ids = tuple(range(len(TOKENS)))
     segments: list[Segment] = [
         PromiseRun(ids[1:4], 20),

@@ -1,4 +1,4 @@
-"""Echoes and empty items; others are tested where used."""
+"""Echoes and empty items. The tests of other measures are with the code that uses them."""
 
 import pytest
 
@@ -10,11 +10,11 @@ def chunk(topic: str, text: str) -> str:
     return f'<promise topic="{topic}" tokens="20"/><async>{text}</async>'
 
 
-def test_a_chunk_is_echoed_if_the_main_text_says_most_of_it_too() -> None:
-    said = "Salt the water well before it boils."
-    text = said + chunk("salt", said) + chunk("oil", "Oil the pan with great care.") + said
+def test_a_chunk_is_echoed_if_the_main_text_says_most_of_it() -> None:
+    salt = "Salt the water well before it boils."
+    text = salt + chunk("salt", salt) + chunk("oil", "Oil the pan with great care.") + salt
     assert echoes(read(text)) == [0]
-    assert echoes(read(chunk("salt", said) + chunk("oil", said))) == [], "siblings are repeats"
+    assert echoes(read(chunk("salt", salt) + chunk("oil", salt))) == [], "siblings are repeats"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Position schemes by hand, and what each of them promises."""
+"""Position schemes: an example by hand, and the property of each scheme."""
 
 import pytest
 from hypothesis import given
@@ -48,7 +48,9 @@ def test_the_positions_of_a_worked_example(name: str) -> None:
 
 
 @given(answers(), ANY_SCHEME)
-def test_a_token_stands_behind_all_that_it_sees(segments: list[Segment], scheme: Scheme) -> None:
+def test_a_token_has_a_larger_position_than_all_that_it_sees(
+    segments: list[Segment], scheme: Scheme
+) -> None:
     layout = laid_out(segments, scheme)
     for row, position in enumerate(layout.position):
         assert all(layout.position[seen] < position for seen in seen_by(layout, row))
@@ -82,9 +84,7 @@ def test_under_reserve_a_sync_follows_a_chunk_that_outgrew_its_reserve() -> None
 
 
 @given(answers(), ANY_SCHEME)
-def test_a_scheme_that_says_so_leaves_no_position_out(
-    segments: list[Segment], scheme: Scheme
-) -> None:
+def test_a_consecutive_scheme_skips_no_position(segments: list[Segment], scheme: Scheme) -> None:
     """Each position is 1 + the largest that its token sees."""
     for tokens in (segments, CHUNK_AFTER_SYNC):
         layout = laid_out(tokens, scheme)
@@ -92,9 +92,9 @@ def test_a_scheme_that_says_so_leaves_no_position_out(
             max((layout.position[seen] for seen in seen_by(layout, row)), default=-1)
             for row in range(len(layout.position))
         ]
-        whole = [position - 1 for position in layout.position] == largest
-        assert whole or not scheme.consecutive
-    assert whole == scheme.consecutive
+        is_consecutive = [position - 1 for position in layout.position] == largest
+        assert is_consecutive or not scheme.consecutive
+    assert is_consecutive == scheme.consecutive, "the last answer has a skip if any has"
 
 
 def seen_by(layout: Layout, row: int) -> list[int]:

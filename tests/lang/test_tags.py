@@ -20,12 +20,12 @@ SOURCE = st.lists(PIECES).map("".join)
 
 
 def printed(events: list[TagEvent]) -> str:
-    """Print `events` and assert on the way that each stands where its `pos` says."""
+    """Return the text form of `events`; each must begin at its `pos`."""
     out = ""
-    for place, event in enumerate(events, start=1):
+    for event in events:
         assert event.pos == len(out)
         if isinstance(event, Text):
-            out += escape(event.text, before_tag=place < len(events))
+            out += escape(event.text, before_tag=event is not events[-1])
         else:
             out += event.source
     return out
@@ -42,8 +42,8 @@ def test_the_events_of_any_text_print_as_that_text(source: str) -> None:
 def test_any_text_survives_being_escaped(text: str) -> None:
     events: list[TagEvent] = [Text(0, text)] if text else []
     assert parse(escape(text, before_tag=False)) == events
-    shown = escape(text, before_tag=True)
-    assert parse(shown + "<sync/>") == [*events, Sync(len(shown))]
+    escaped = escape(text, before_tag=True)
+    assert parse(escaped + "<sync/>") == [*events, Sync(len(escaped))]
 
 
 @pytest.mark.parametrize("piece", ["\\", "<promise xx", "<", "ab <b> "])

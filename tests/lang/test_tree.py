@@ -1,7 +1,7 @@
-"""The tree's laws: print then read is the identity, and strip gives what a reader is owed.
+"""The tree's laws: print then read is the identity, and strip returns all text.
 
-A normal tree, as drawn below, has no empty or adjacent spans, syncs only behind a chunk that none
-has joined yet, and valid topics and lengths. Reading gives normal trees only.
+In a normal tree no span is empty or next to another, every sync joins a chunk, and topics and
+lengths are valid. Reading gives normal trees only.
 """
 
 import pytest
@@ -42,7 +42,7 @@ TOKENS = st.integers(-5, 10**9).map(valid_tokens)
 
 
 def normal(nodes: list[Node]) -> Tree:
-    """Return `nodes` without what a normal tree does not have."""
+    """Return `nodes` without syncs that join no chunk and without spans next to another."""
     out: list[Node] = []
     unjoined = False
     for node in nodes:
@@ -62,13 +62,13 @@ TREES = st.lists(
 
 @given(TREES)
 def test_what_was_printed_reads_as_the_same_tree_and_strips_to_its_texts(tree: Tree) -> None:
-    shown = text_form(tree)
-    assert read(shown) == tree
+    source = text_form(tree)
+    assert read(source) == tree
     texts = [node.text for node in tree if not isinstance(node, Sync)]
-    assert strip(read(shown)) == "".join(texts)
+    assert strip(read(source)) == "".join(texts)
     chunks = any(isinstance(node, Chunk) for node in tree)
     literal = any(isinstance(node, Span) and ATTEMPT.search(node.text) for node in tree)
-    assert in_text_form(shown) or not (chunks or literal)
+    assert in_text_form(source) or not (chunks or literal)
 
 
 @pytest.mark.parametrize("text", ["", "Plain.", "A stray <sync/> or </async>.", "C:\\\\<sync/>"])
