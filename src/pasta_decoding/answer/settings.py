@@ -28,7 +28,7 @@ class Rules:
                       of the answer does not depend on it.
     max_chunks:       chunks of the answer.
     chunk_factor:     a chunk may be this many times as long as promised.
-    min_chunk_tokens: a chunk may have this many tokens whatever its promise is.
+    min_chunk_tokens: a chunk may always have this many tokens.
     max_topic_tokens: tokens of one topic; after them PROMISE_CLOSE is forced.
     parallel:         False bans promises and syncs: sequential decoding with the same weights.
     topic:            False for checkpoints whose promises have no topic.

@@ -109,7 +109,7 @@ def lay_out(
     async_close: int,
     end: int | None,
 ) -> Layout:
-    """Lay one answer out behind `prompt`.
+    """Lay one answer out after `prompt`.
 
     A chunk follows its promise directly. `async_close` is the label of a closed chunk's last token,
     `end` that of the main thread's; `end` is None for an answer that was cut off.
