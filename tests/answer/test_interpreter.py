@@ -271,16 +271,21 @@ def test_no_two_topics_begin_with_the_same_token_while_there_are_others() -> Non
 
 
 @given(st.lists(st.integers(0, SIZE - 1), min_size=1), st.integers(0, 30), st.booleans())
-def test_eagerness_biases_the_promise_where_main_may_write_it_and_nowhere_else(
+def test_biases_are_added_to_the_tags_where_main_may_write_them_and_nowhere_else(
     tokens: list[int], steps: int, parallel: bool
 ) -> None:
-    rules = Rules(40, max_chunks=3, min_chunk_tokens=6, parallel=parallel, eagerness=2.0)
+    biases: dict[str, float] = {"eagerness": 2.0, "sync_bias": -1.0}
+    rules = Rules(40, max_chunks=3, min_chunk_tokens=6, parallel=parallel, **biases)
     for joining in Joining:
         interpreter = play_steps(rules, cycle(tokens), steps, joining=joining).interpreter
         for thread in interpreter.writing_threads:
             constraint = interpreter.constraint(thread)
-            promises = thread == 0 and constraint.admits(OPEN)
-            assert constraint.bias == ({OPEN: 2.0} if promises else {})
+            expected = {}
+            if thread == 0 and constraint.admits(OPEN):
+                expected[OPEN] = 2.0
+            if thread == 0 and constraint.admits(SYNC):
+                expected[SYNC] = -1.0
+            assert constraint.bias == expected
 
 
 def test_a_vocabulary_lives_no_longer_than_the_answers_that_need_it() -> None:

@@ -141,6 +141,7 @@ BREAKS: list[tuple[Change, str]] = [
     (lambda r: r.update(scheme=[]), "[]] is not a text"),
     (lambda r: r.update(joins="kv"), "'kv' is not a list"),
     (lambda r: r.update(eagerness="much"), "eagerness is 'much', not a number"),
+    (lambda r: r.update(sync_bias=float("nan")), "sync_bias is nan, not a number"),
     (lambda r: r["token_texts"].pop("1"), "token_texts does not tell the texts"),
     (lambda r: r["token_texts"].update({"1": None}), "one of [None, "),
     (lambda r: r.update(colour="red"), "unknown keys ['colour']"),

@@ -251,7 +251,7 @@ def test_each_replica_is_asked_for_itself_and_one_without_it_is_sent_no_params()
 @pytest.mark.parametrize(
     ("processor", "protocol", "message"),
     [
-        (HOLDS, "0", "speaks protocol 4 of Pasta and the request another: install"),
+        (HOLDS, "0", "speaks protocol 5 of Pasta and the request another: install"),
         (
             partial(GuidedRows, ServedModel(Tokenizer(spare=frozenset({OPEN, SYNC})), SIZE)),
             PROTOCOL,

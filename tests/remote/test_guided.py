@@ -32,6 +32,7 @@ PARAMS = GuidedParams(
     ENDS,
     promises=3,
     eagerness=-1.5,
+    sync_bias=0.5,
     sync=True,
     topics=("diet", "long walks \N{SNOWMAN}"),
     beginnings=(11, 12),
@@ -55,7 +56,7 @@ def test_what_is_written_is_read(params: GuidedParams) -> None:
 
 
 WRONG = "the request's argument `pasta` is not what Pasta writes: "
-OTHER = "this server's logits processor speaks protocol 4 of Pasta and the request another: "
+OTHER = "this server's logits processor speaks protocol 5 of Pasta and the request another: "
 CLOSINGS = {**GOOD["control"], "promise_close": {}}
 TWICE = {**GOOD["control"], "sync": GOOD["control"]["async_open"]}
 
@@ -145,7 +146,9 @@ def chosen(allowed: Constraint, dice: random.Random) -> int:
 @pytest.mark.parametrize(
     "rules",
     [
-        Rules(max_tokens=200, max_topic_tokens=3, min_chunk_tokens=4, eagerness=1.5),
+        Rules(
+            max_tokens=200, max_topic_tokens=3, min_chunk_tokens=4, eagerness=1.5, sync_bias=-1.0
+        ),
         Rules(max_tokens=200, max_chunks=3),
         Rules(max_tokens=120, topic=False),
     ],

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pasta_decoding.answer.guided import XARG, GuidedParams, GuideKind, read_params
 from pasta_decoding.answer.settings import SamplingParams
 from pasta_decoding.remote.stream import MAX_LINE_BYTES, Completion, CompletionReader, RemoteError
-from tests.law.world import CONTROL, OPEN
+from tests.law.world import CONTROL, OPEN, SYNC
 from tests.remote.fake import event, sent, usage
 
 STOP, OTHER_STOP, END = 7, 8, 9
@@ -137,10 +137,10 @@ def test_the_body_says_all_of_sampling_and_names_ids_as_openai_does() -> None:
     assert nearly_greedy.body("tiny", guided=False)["logit_bias"] is None
 
 
-def test_eagerness_is_a_bias_where_no_processor_reads_it() -> None:
-    params = GuidedParams(GuideKind.main, CONTROL, (END,), eagerness=3.0)
+def test_the_biases_of_tags_go_into_the_request_where_no_processor_reads_them() -> None:
+    params = GuidedParams(GuideKind.main, CONTROL, (END,), eagerness=3.0, sync_bias=-1.0)
     eager = Completion((1,), 2, (), END, {OPEN: 1.0}, params=params)
-    assert eager.body("tiny", guided=False)["logit_bias"] == {str(OPEN): 4.0}
+    assert eager.body("tiny", guided=False)["logit_bias"] == {str(OPEN): 4.0, str(SYNC): -1.0}
     guided = eager.body("tiny", guided=True)
     assert guided["logit_bias"] == {str(OPEN): 1.0}
     assert read_params(guided["vllm_xargs"][XARG]) == params

@@ -65,9 +65,10 @@ def test_each_row_follows_what_was_written_without_any_change_and_others_are_lef
     assert open_ids(batch, 2)[0] == TEXT | {SYNC}, "promises run out"
 
 
-def test_eagerness_is_added_to_the_logit_of_a_promise() -> None:
-    batch, _ = filled(replace(MAIN, eagerness=3.0))
-    assert batch.apply(torch.zeros(1, SIZE))[0, OPEN] == 3
+def test_biases_are_added_to_the_logits_of_tags() -> None:
+    batch, _ = filled(replace(MAIN, sync=True, eagerness=3.0, sync_bias=-1.0))
+    logits_V = batch.apply(torch.zeros(1, SIZE))[0]
+    assert (logits_V[OPEN], logits_V[SYNC]) == (3, -1)
 
 
 @pytest.mark.parametrize("instead", [[], [B], [B, A]])

@@ -76,7 +76,12 @@ class Constraint:
 
 
 def main_constraint(
-    vocabulary: Vocabulary, *, promise: bool, sync: bool, eagerness: float = 0.0
+    vocabulary: Vocabulary,
+    *,
+    promise: bool,
+    sync: bool,
+    eagerness: float = 0.0,
+    sync_bias: float = 0.0,
 ) -> Constraint:
     """Return the constraint of main outside topics, given whether it may promise and may sync."""
     control = vocabulary.control
@@ -88,6 +93,8 @@ def main_constraint(
             bias[control.promise_open] = eagerness
     if sync:
         allowed_tags.append(control.sync)
+        if sync_bias:
+            bias[control.sync] = sync_bias
     return Constraint(vocabulary.control_except(allowed_tags), bias=bias)
 
 

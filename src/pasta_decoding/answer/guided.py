@@ -23,7 +23,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.control import ControlTokens
 from pasta_decoding.lang.layout import MAIN
 
-PROTOCOL = "4"
+PROTOCOL = "5"
 """Version of the text of `GuidedParams`. Client and server must have the same."""
 XARG = "pasta"
 """The name under which a request carries its params."""
@@ -49,6 +49,7 @@ class GuidedParams:
     begun:            does the chunk have text already?
     promises:         promises that main may make until its request ends.
     eagerness:        added to the logit of PROMISE_OPEN.
+    sync_bias:        added to the logit of SYNC.
     sync:             may main sync? There are chunks that it has not joined.
     topic:            do promises have topics?
     max_topic_tokens: tokens of a topic, at most.
@@ -66,6 +67,7 @@ class GuidedParams:
     begun: bool = False
     promises: int = 0
     eagerness: float = 0.0
+    sync_bias: float = 0.0
     sync: bool = False
     topic: bool = True
     max_topic_tokens: int = 12
@@ -99,6 +101,7 @@ def guided_params(interpreter: Interpreter, thread: int) -> GuidedParams | None:
         ends,
         promises=interpreter.promises_left,
         eagerness=rules.eagerness or 0.0,
+        sync_bias=rules.sync_bias,
         sync=bool(interpreter.unjoined),
         topic=rules.topic,
         max_topic_tokens=rules.max_topic_tokens,
@@ -138,6 +141,7 @@ class ThreadGrammar:
             promise=self._promises > 0,
             sync=self._may_sync,
             eagerness=self._params.eagerness,
+            sync_bias=self._params.sync_bias,
         )
 
     def on_token(self, token: int) -> None:

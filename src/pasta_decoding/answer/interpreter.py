@@ -142,6 +142,7 @@ class Interpreter:
             promise=self.promises_left > 0 and self._positions_suffice(),
             sync=self.rules.parallel and bool(self.unjoined),
             eagerness=self.rules.eagerness or 0.0,
+            sync_bias=self.rules.sync_bias,
         )
 
     @property

@@ -33,6 +33,7 @@ class Rules:
     parallel:         False bans promises and syncs: sequential decoding with the same weights.
     topic:            False for checkpoints whose promises have no topic.
     eagerness:        added to the logit of PROMISE_OPEN; None: the checkpoint's value.
+    sync_bias:        added to the logit of SYNC. It is always the checkpoint's: no user sets it.
     stop:             the first of these strings to be complete, in reading order, ends the answer.
     max_seconds:      wall-clock limit, time in the queue included.
     """
@@ -46,6 +47,7 @@ class Rules:
     parallel: bool = True
     topic: bool = True
     eagerness: float | None = None
+    sync_bias: float = 0.0
     stop: tuple[str, ...] = ()
     max_seconds: float | None = None
 

@@ -133,6 +133,36 @@ def _read_adapter(folder: Path) -> tuple[LayerUpdates, TokenRows]:
     return low_rank, token_rows
 
 
+def add_to_head(source: Path, target: Path, added: Mapping[int, Tensor]) -> None:
+    """Write the adapter of the folder `source` to `target` with vectors added to rows of its head.
+
+    Of a base whose head is tied to its embeddings, the adapter gets rows of its own for the head;
+    those of the embeddings stay. The rows are written in float32.
+
+    added: by trained token, a vector [I].
+    """
+    from safetensors.torch import load_file, save_file
+
+    with _adapter_errors(source):
+        settings = json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
+        tensors = load_file(source / "adapter_model.safetensors")
+        name_by_table = {
+            name.removesuffix(_TOKEN_ROWS).rpartition(".")[2]: name
+            for name in tensors
+            if name.endswith(_TOKEN_ROWS)
+        }
+        tokens_by_table = settings["trainable_token_indices"]
+        embeddings = EMBEDDINGS.rpartition(".")[2]
+        tokens_by_table.setdefault(HEAD, tokens_by_table[embeddings])
+        rows_TI = tensors[name_by_table.get(HEAD, name_by_table[embeddings])].float().clone()
+        for token, vector_I in added.items():
+            rows_TI[tokens_by_table[HEAD].index(token)] += vector_I
+        tensors[f"base_model.model.{HEAD}{_TOKEN_ROWS}"] = rows_TI
+    target.mkdir()
+    save_file(tensors, target / "adapter_model.safetensors", metadata={"format": "pt"})
+    (target / "adapter_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
+
+
 def refuse_foreign(settings: Mapping[str, Any], what: str) -> None:
     """Raise PastaError for settings of LoRA under which its weights mean something else.
 

@@ -7,6 +7,7 @@ or added to it.
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -23,6 +24,7 @@ GGUF_KEY = "pasta.checkpoint"
 """The metadata key under which a GGUF file has the text of its `pasta.json`."""
 _JSON_KEYS = {"control": "binding"}
 """Fields of `Checkpoint` that have another name in the file."""
+_BIASES = ("promise_bias", "sync_bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Checkpoint:
     joins:     the joins that training prepared; empty for a model that does not know the language.
     topic:     "required" or "none".
     eagerness: added to the promise's logit while decoding, unless a request has its own.
+    promise_bias, sync_bias: learned with the weights, and always added to these tags' logits. The
+        file has them only if they are not 0: older versions, which would not add them, refuse it.
     """
 
     base: BaseIdentity
@@ -62,6 +66,8 @@ class Checkpoint:
     joins: tuple[str, ...] = ("kv",)
     topic: str = "required"
     eagerness: float = 0.0
+    promise_bias: float = 0.0
+    sync_bias: float = 0.0
     format_version: int = FORMAT_VERSION
 
 
@@ -152,6 +158,9 @@ def describe_merged(model: Any, checkpoint: Checkpoint) -> Checkpoint:
 
 def to_json(checkpoint: Checkpoint) -> str:
     record = {_JSON_KEYS.get(name, name): value for name, value in asdict(checkpoint).items()}
+    for name in _BIASES:
+        if not record[name]:
+            del record[name]
     return json.dumps(record, indent=2) + "\n"
 
 
@@ -235,12 +244,13 @@ def _checkpoint(record: dict[str, Any]) -> Checkpoint:
     joins = record["joins"]
     scheme = record["scheme"]
     eagerness = record.get("eagerness", 0.0)
+    biases = {name: record.get(name, 0.0) for name in _BIASES}
     keys = {_JSON_KEYS.get(field.name, field.name) for field in fields(Checkpoint)}
     unknown_keys = sorted(set(record) - keys)
     tokens = [*parts.values(), *closes.values()]
     invalid_tokens = [token for token in tokens if type(token) is not int or token < 0]
-    strings = [*texts.values(), *joins, scheme]
     is_valid_eagerness = isinstance(eagerness, int | float) and -100 <= eagerness <= 100
+    strings = [*texts.values(), *joins, scheme]
     rules = {
         f"unknown keys {unknown_keys}": not unknown_keys,
         f"{invalid_tokens} are no token ids": not invalid_tokens,
@@ -252,11 +262,14 @@ def _checkpoint(record: dict[str, Any]) -> Checkpoint:
         f"one of {strings} is not a text": all(isinstance(text, str) for text in strings),
         f"eagerness is {eagerness!r}, not a number from -100 to 100": is_valid_eagerness,
     }
+    for name, bias in biases.items():
+        is_number = isinstance(bias, int | float) and math.isfinite(bias)
+        rules[f"{name} is {bias!r}, not a number"] = is_number
     for rule, holds in rules.items():
         if not holds:
             raise ValueError(rule)
     base = BaseIdentity(**record["base"])
-    return Checkpoint(base, control, texts, scheme, tuple(joins), topic, eagerness)
+    return Checkpoint(base, control, texts, scheme, tuple(joins), topic, eagerness, **biases)
 
 
 def _digest(tensors: Iterable[Any]) -> str:

@@ -73,16 +73,22 @@ class Completion:
     def body(self, model: str, *, guided: bool) -> dict[str, Any]:
         """Return the JSON body. It sets all of sampling, since servers have other defaults.
 
-        guided: whether the server has the logits processor; it adds the eagerness itself.
+        guided: whether the server has the logits processor; it adds the tags' biases itself.
         """
         bias = dict(self.bias)
         sampling = self.sampling
         extensions = {}
         if self.params is not None and guided:
             extensions["vllm_xargs"] = {XARG: write_params(self.params)}
-        elif self.params is not None and self.params.eagerness:
-            token = self.params.control.promise_open
-            bias[token] = bias.get(token, 0.0) + self.params.eagerness
+        elif self.params is not None:
+            control = self.params.control
+            tag_biases = {
+                control.promise_open: self.params.eagerness,
+                control.sync: self.params.sync_bias,
+            }
+            for token, tag_bias in tag_biases.items():
+                if tag_bias:
+                    bias[token] = bias.get(token, 0.0) + tag_bias
         return extensions | {
             "model": model,
             "prompt": list(self.prompt),

@@ -27,6 +27,7 @@ class Decoder:
 
     topic:    whether the checkpoint's promises carry a topic.
     eagerness: added to the promise's logit, if the request's rules do not set it.
+    promise_bias, sync_bias: always added to the logits of these tags.
     parallel: whether the checkpoint knows the language; else all decoding is sequential.
     warnings: to be shown to the user, about this checkpoint on this engine.
     max_model_len: limit on the tokens of one request; None: `capacity` is the limit.
@@ -38,6 +39,8 @@ class Decoder:
     parallel: bool = True
     joining: Joining = Joining.kv
     eagerness: float = 0.0
+    promise_bias: float = 0.0
+    sync_bias: float = 0.0
     warnings: tuple[str, ...] = ()
     max_model_len: int | None = None
 
@@ -106,7 +109,13 @@ class Decoder:
             raise PastaError(message, code=TOO_LONG, field="max_tokens")
         eagerness = self.eagerness if rules.eagerness is None else rules.eagerness
         parallel = rules.parallel and self.parallel
-        rules = replace(rules, topic=self.topic, parallel=parallel, eagerness=eagerness)
+        rules = replace(
+            rules,
+            topic=self.topic,
+            parallel=parallel,
+            eagerness=eagerness + self.promise_bias,
+            sync_bias=self.sync_bias,
+        )
         return Request(ids, self.sampler(sampling, choice), rules, priority)
 
     def sampler(self, sampling: SamplingParams, choice: int = 0) -> Sampler:
@@ -153,6 +162,8 @@ def decoder_fields(
         "vocabulary": vocabulary_of(tokenizer, checkpoint.control, vocabulary_size, *ends),
         "topic": checkpoint.topic == "required",
         "eagerness": checkpoint.eagerness,
+        "promise_bias": checkpoint.promise_bias,
+        "sync_bias": checkpoint.sync_bias,
         "parallel": bool(checkpoint.joins),
         "joining": joining,
         "warnings": tuple(warnings),

@@ -219,8 +219,9 @@ class Generation:
         index = self.recorder.token_counts.get(thread, 0)
         if interpreter.in_topic(thread):
             return sampler.row(thread, index, {})
-        is_eager = thread == MAIN and interpreter.rules.eagerness
-        bias = interpreter.constraint(thread).bias if is_eager else {}
+        rules = interpreter.rules
+        is_biased = thread == MAIN and (rules.eagerness or rules.sync_bias)
+        bias = interpreter.constraint(thread).bias if is_biased else {}
         if not sampler.params.penalises:
             return sampler.row(thread, index, bias)
         text = interpreter.text_seen(thread)

@@ -72,9 +72,17 @@ def take_up(model: Any, adapter: Path, *, seed: int, rank: int | None = None) ->
     from peft import PeftModel
 
     torch.manual_seed(seed)
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     peft_model = PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
     settings: Any = peft_model.peft_config["default"]
     refuse_foreign(vars(settings), f"the adapter in {adapter}")
+    if tied and "lm_head" in (settings.trainable_token_indices or ()):
+        # peft would tie these rows to the embeddings and so forget them.
+        raise PastaError(
+            f"the learned eagerness in {adapter} cannot be trained further on this base model, "
+            "whose head is tied to its embeddings",
+            hint="Give the adapter that it was learned for.",
+        )
     if rank not in (None, settings.r):
         raise PastaError(f"{adapter} has LoRA of rank {settings.r}: give --lora-rank {settings.r}")
     # The adapter's name for its base may be one of the hub, where peft would look at each save.
