@@ -1,4 +1,4 @@
-"""Answers decoded alone, how near each of their tokens was to another, and what differs."""
+"""Answers decoded one after the other, and where other answers to their requests differ."""
 
 from __future__ import annotations
 
@@ -28,11 +28,16 @@ from pasta_decoding.data.rows import read_prompts
 from pasta_decoding.lang.layout import MAIN, ChunkRun, SyncRun
 from pasta_decoding.scheduling.decoder import LocalDecoder
 
-TEMPERATURES, TOP_PS = (0.0, 0.7, 1.0), (1.0, 1.0, 0.95)
+TEMPERATURES = (0.0, 0.7, 1.0)
+TOP_PS = (1.0, 1.0, 0.95)
 
 
-class Watching(Sampler):
-    """Samples as its sampler does. `gaps`: of each token, by thread and place, in their order."""
+class GapRecorder(Sampler):
+    """Samples as its sampler does, and records how near each token was to another one.
+
+    gaps: by the thread and the index of a token, in the order of sampling: how far its score lay
+          above the second best.
+    """
 
     def __init__(self, sampler: Sampler) -> None:
         super().__init__(sampler.params, sampler.request)
@@ -43,17 +48,18 @@ class Watching(Sampler):
     ) -> SampledToken:
         logits_V = logits()
         score_V = scores(logits_V, row)
-        gap = lead(score_V)
+        gap = gap_of_best(score_V)
         if not allowed.admits(int(score_V.argmax())):
             candidates_V = allowed.candidates(len(score_V))
-            in_race = score_V[candidates_V].max() > -np.inf
-            gap = min(gap, lead((score_V if in_race else logits_V)[candidates_V]))
+            any_has_a_score = score_V[candidates_V].max() > -np.inf
+            deciding_V = score_V if any_has_a_score else logits_V
+            gap = min(gap, gap_of_best(deciding_V[candidates_V]))
         self.gaps[row.key[2:]] = gap
         return super().accept(row, wanted, logits, allowed)
 
 
 def scores(logits_V: Logits, row: RowParams) -> Logits:
-    """Return what the largest of is chosen: logits, and noise scaled by the temperature."""
+    """Return score_V, of which the sampler takes the largest: logits and noise."""
     params = row.params
     if row.adjustment is not None:
         logits_V = row.adjustment.apply(logits_V)
@@ -66,11 +72,11 @@ def scores(logits_V: Logits, row: RowParams) -> Logits:
         weight_V[order_V[heavier_V >= params.top_p * weight_V.sum()]] = 0
     arrival_V = -np.log1p(-(hashes(len(weight_V), row.key_halves) + 0.5) * UNIT)
     with np.errstate(divide="ignore"):
-        found: Logits = params.temperature * (np.log(weight_V) - np.log(arrival_V))
-    return found
+        score_V: Logits = params.temperature * (np.log(weight_V) - np.log(arrival_V))
+    return score_V
 
 
-def lead(score_V: Logits) -> float:
+def gap_of_best(score_V: Logits) -> float:
     """Return how far the best score lies above the next one."""
     if len(score_V) < 2:
         return np.inf
@@ -79,8 +85,8 @@ def lead(score_V: Logits) -> float:
 
 
 @dataclass(frozen=True)
-class Lone:
-    """A request decoded alone: what it asks, its answer, and how near each token was to another."""
+class Reference:
+    """A request that was decoded alone, its answer, and the `gaps` of its tokens."""
 
     question: str
     request: Request
@@ -88,45 +94,54 @@ class Lone:
     gaps: dict[tuple[int, ...], float]
 
 
-def decoded_alone(decoder: LocalDecoder, options: Namespace) -> list[Lone]:
-    chance, found = Random(options.seed), []
+def decode_references(decoder: LocalDecoder, options: Namespace) -> list[Reference]:
+    """Decode requests one after the other, with questions and sampling drawn at random."""
+    chance = Random(options.seed)
+    references = []
     questions = read_prompts(options.questions)
     for seed in range(options.answers):
         question = chance.choice(questions)
         sampling = SamplingParams(chance.choice(TEMPERATURES), chance.choice(TOP_PS), seed=seed)
         request = decoder.request(question, Rules(max_tokens=options.max_tokens), sampling)
-        watching = Watching(request.sampler)
-        answer = decoder.answer(replace(request, sampler=watching))
-        found.append(Lone(question, request, answer, watching.gaps))
+        recorder = GapRecorder(request.sampler)
+        answer = decoder.answer(replace(request, sampler=recorder))
+        references.append(Reference(question, request, answer, recorder.gaps))
         if (seed + 1) % 10 == 0:
             print(f"{seed + 1} of {options.answers} answers alone", file=sys.stderr)
-    return found
+    return references
 
 
-def difference(lone: Lone, got: Answer | str, close: int) -> dict[str, Any] | None:
-    """Return where an answer first differs, and by how much; None if it does not."""
-    if isinstance(got, str):
-        same = got == lone.answer.text
-        return None if same else {"gap": min(lone.gaps.values()), "got": got}
-    if (got.segments, got.end) == (lone.answer.segments, lone.answer.end):
+def difference(reference: Reference, answer: Answer | str, close: int) -> dict[str, Any] | None:
+    """Return where an answer first differs and the gap there; None if it does not differ.
+
+    Of a text the tokens are not known: the gap is the smallest of all.
+    """
+    expected = reference.answer
+    if isinstance(answer, str):
+        if answer == expected.text:
+            return None
+        return {"gap": min(reference.gaps.values()), "got": answer}
+    if (answer.segments, answer.end) == (expected.segments, expected.end):
         return None
-    right, other = written(lone.answer, close), written(got, close)
-    for (thread, index), gap in lone.gaps.items():
-        if right[thread][index : index + 1] != other.get(thread, [])[index : index + 1]:
+    expected_tokens = tokens_of_threads(expected, close)
+    tokens = tokens_of_threads(answer, close)
+    for (thread, index), gap in reference.gaps.items():
+        expected_token = expected_tokens[thread][index : index + 1]
+        if expected_token != tokens.get(thread, [])[index : index + 1]:
             return {"thread": thread, "index": index, "gap": gap}
     return {"gap": np.inf}
 
 
-def written(answer: Answer, close: int) -> dict[int, list[int | None]]:
-    """Return the tokens that each thread chose, and `close` behind every chunk."""
-    found: dict[int, list[int | None]] = {MAIN: []}
+def tokens_of_threads(answer: Answer, close: int) -> dict[int, list[int | None]]:
+    """Return the tokens that each thread chose, with `close` after every chunk."""
+    tokens: dict[int, list[int | None]] = {MAIN: []}
     for segment in answer.segments:
         match segment:
             case ChunkRun(ids):
-                found[len(found)] = [*ids[1:], close]
+                tokens[len(tokens)] = [*ids[1:], close]
             case SyncRun(token):
-                found[MAIN].append(token)
+                tokens[MAIN].append(token)
             case _:
-                found[MAIN] += segment.ids
-    found[MAIN].append(answer.end)
-    return found
+                tokens[MAIN] += segment.ids
+    tokens[MAIN].append(answer.end)
+    return tokens

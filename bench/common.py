@@ -28,24 +28,27 @@ sys.path.insert(0, str(ROOT))  # answers are forced, and servers run, by helpers
 
 def spread(values: Sequence[float], digits: int = 6) -> dict[str, float]:
     """Return min, median and max."""
-    ends = {"min": min(values), "median": median(values), "max": max(values)}
-    return {name: round(value, digits) for name, value in ends.items()}
+    figures = {"min": min(values), "median": median(values), "max": max(values)}
+    return {name: round(value, digits) for name, value in figures.items()}
 
 
 def ratio(slow: Sequence[float], fast: Sequence[float]) -> dict[str, float | None]:
     """Return the median of paired ratios; their geometric mean, and its interval of 95 %."""
     ratios_P = np.asarray(slow) / np.asarray(fast)
     mean = asdict(geometric_interval(ratios_P))
-    found = {"median": float(np.median(ratios_P)), "mean": mean.pop("value"), **mean}
-    return {name: value and round(value, 3) for name, value in found.items()}
+    figures = {"median": float(np.median(ratios_P)), "mean": mean.pop("value"), **mean}
+    return {name: value and round(value, 3) for name, value in figures.items()}
 
 
-def emit(benchmark: str, *, shown: str | None = None, **fields: object) -> None:
-    """Print a JSON line, or `shown` in its place, and add it to `bench/results/BENCHMARK.jsonl`."""
-    when = datetime.now(UTC).strftime("%Y-%m-%d")
-    where = {"machine": machine(), "commit": commit(), "date": when}
-    line = json.dumps({"benchmark": benchmark, **fields, **where})
-    print(line if shown is None else shown, flush=True)
+def emit(benchmark: str, *, text: str | None = None, **fields: object) -> None:
+    """Print a result as a JSON line, or as `text`; add the line to bench/results/BENCHMARK.jsonl.
+
+    With BENCH_DRY in the environment nothing is written.
+    """
+    date = datetime.now(UTC).strftime("%Y-%m-%d")
+    origin = {"machine": machine(), "commit": commit(), "date": date}
+    line = json.dumps({"benchmark": benchmark, **fields, **origin})
+    print(line if text is None else text, flush=True)
     if "BENCH_DRY" not in os.environ:
         RESULTS.mkdir(exist_ok=True)
         with (RESULTS / f"{benchmark}.jsonl").open("a", encoding="utf-8") as lines:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -25,9 +25,9 @@ from tests.law.watched import replay
 Choice = Callable[[Any], int | None]
 """From the logits of a sequence's last token [V] to its next token; None ends the sequence."""
 Row = tuple[int, int, int, bool]
-"""A token of a pass: its sequence, its place there, itself, and whether logits are wanted."""
+"""A token of a pass: its sequence, its position, the token, and whether its logits are needed."""
 NGRAMS = (3, 2)
-"""How many tokens prompt lookup looks for. A single one drafts often, and is seldom right."""
+"""How many tokens prompt lookup searches for. One token drafts often, and is seldom right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,14 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What a turn took: seconds of all, of the prompts, of an answer; plain tokens, and passes."""
+    """The measurements of a turn.
+
+    seconds:  of the whole turn.
+    prompt_s: of the prompts.
+    answer_s: of an answer, the median.
+    written:  the plain tokens of each answer.
+    passes:   forward passes of the turn.
+    """
 
     seconds: float
     prompt_s: float
@@ -65,13 +72,16 @@ def by_pasta(
     decoder: LocalDecoder, turn: Sequence[Task], max_tokens: int, *, parallel: bool
 ) -> Timed:
     requests = [request_of(decoder, task, max_tokens, parallel=parallel) for task in turn]
-    scheduler, began_s = decoder.scheduler(prefix_caching=False), time.perf_counter()
-    generations, steps = [scheduler.add(request) for request in requests], 0
+    scheduler = decoder.scheduler(prefix_caching=False)
+    began_s = time.perf_counter()
+    generations = [scheduler.add(request) for request in requests]
+    steps = 0
     while scheduler.busy:
         scheduler.step()
         steps += 1
     seconds = time.perf_counter() - began_s
-    answers = [answer for one in generations if (answer := one.result())]
+    results = [generation.result() for generation in generations]
+    answers = [answer for answer in results if answer is not None]
     for task, answer in zip(turn, answers, strict=True):
         assert task.tree is None or answer.text == strip(task.tree), "it was forced"
     return Timed(
@@ -106,13 +116,15 @@ def by_llama(
     """Time llama.cpp's loop, with prompt lookup if it may draft tokens."""
     assert isinstance(decoder.engine, LlamaEngine), "the loop is llama.cpp's"
     banned = sorted(decoder.vocabulary.control.ids)
-    choices, written = [], []
+    choices = []
+    written = []
     for task in turn:
-        tokens = plain_ids(decoder, task)
-        choose = forced(tokens)
         if task.tree is None:
-            choose, tokens = greedy(banned, decoder.vocabulary.eos_ids, max_tokens)
-        choices.append(choose)
+            choice, tokens = greedy(banned, decoder.vocabulary.eos_ids, max_tokens)
+        else:
+            tokens = plain_ids(decoder, task)
+            choice = forced(tokens)
+        choices.append(choice)
         written.append(tokens)
     prompts = [decoder.prompt_ids(task.prompt, max_tokens) for task in turn]
     prompt_s, ended_s, steps = llama_loop(decoder.engine, prompts, choices, drafted)
@@ -127,73 +139,102 @@ def llama_loop(
 ) -> tuple[float, list[float], int]:
     """Decode prompts side by side, a sequence each; a pass holds the new tokens of every sequence.
 
-    Behind them it holds up to `drafted` tokens that may follow; those that are then chosen stay in
-    the cache. Return the seconds of the prompts, those after which each sequence ended, and how
-    many passes it took. The loop works in the engine's context, which must have nothing open.
+    After them it holds up to `drafted` tokens that may follow; those that are then chosen stay in
+    the cache. Return the seconds of the prompts, the seconds after which each sequence ended, and
+    the number of passes. The loop works in the engine's context, which must have nothing open.
     """
     assert engine.slots_in_use == 0, "the loop needs the context for itself"
-    llama, began_s = engine.library, time.perf_counter()
+    llama = engine.library
+    began_s = time.perf_counter()
     batch = llama.llama_batch_init(BATCH_TOKENS, 0, 1)
     memory = llama.llama_get_memory(engine.context)
-    texts, held = dict(enumerate(map(list, prompts))), [0] * len(prompts)
-    ended_s, prompts_s, steps = [0.0] * len(prompts), 0.0, 0
+    texts = dict(enumerate(map(list, prompts)))
+    cached_tokens = [0] * len(prompts)
+    ended_s = [0.0] * len(prompts)
+    prompts_s = 0.0
+    steps = 0
     while texts:
         rows: list[Row] = []
         drafts = {number: looked_up(text, drafted) for number, text in texts.items()}
-        chosen: dict[int, list[Any]] = {number: [] for number in texts}
         for number, text in texts.items():
-            coming = enumerate([*text[held[number] :], *drafts[number]], held[number])
-            rows += [(number, place, token, place >= len(text) - 1) for place, token in coming]
-        for number, logits_V in passes(engine, batch, rows):
-            own = chosen[number]
-            if own == drafts[number][: len(own)]:  # else the row is behind a wrong token
-                own.append(choices[number](logits_V))
+            rows += rows_of(number, text, drafts[number], cached_tokens[number])
+        chosen = choose(passes(engine, batch, rows), drafts, choices)
         now_s = time.perf_counter() - began_s
-        prompts_s, steps = prompts_s or now_s, steps + 1
-        for number, (*sure, last) in chosen.items():
+        prompts_s = prompts_s or now_s
+        steps += 1
+        for number, (*accepted, last) in chosen.items():
             if last is None:
                 ended_s[number] = now_s
                 del texts[number]
                 continue
-            texts[number] += [*sure, last]
-            held[number] = len(texts[number]) - 1
-            trimmed = llama.llama_memory_seq_rm(memory, number, held[number], -1)
+            texts[number] += [*accepted, last]
+            cached_tokens[number] = len(texts[number]) - 1
+            trimmed = llama.llama_memory_seq_rm(memory, number, cached_tokens[number], -1)
             assert trimmed, "the cache can be cut anywhere"
     llama.llama_batch_free(batch)
     llama.llama_memory_clear(memory, False)
     return prompts_s, ended_s, steps
 
 
+def rows_of(
+    number: int, text: Sequence[int], draft: Sequence[int], cached_tokens: int
+) -> Iterator[Row]:
+    """Yield the tokens of a sequence that are not in the cache, and its draft."""
+    new_tokens = [*text[cached_tokens:], *draft]
+    for position, token in enumerate(new_tokens, cached_tokens):
+        needs_logits = position >= len(text) - 1
+        yield number, position, token, needs_logits
+
+
+def choose(
+    logits: Iterator[tuple[int, Any]],
+    drafts: Mapping[int, Sequence[int]],
+    choices: Sequence[Choice],
+) -> dict[int, list[Any]]:
+    """Return the tokens that each sequence chooses, up to the first that is not its draft's."""
+    chosen: dict[int, list[Any]] = {number: [] for number in drafts}
+    for number, logits_V in logits:
+        tokens = chosen[number]
+        if tokens == drafts[number][: len(tokens)]:  # else the row follows a wrong token
+            tokens.append(choices[number](logits_V))
+    return chosen
+
+
 def passes(engine: LlamaEngine, batch: Any, rows: Sequence[Row]) -> Iterator[tuple[int, Any]]:
-    """Decode the rows; yield sequence and logits of each one that wants them."""
+    """Decode the rows; yield sequence and logits of each row that needs them."""
     for start in range(0, len(rows), BATCH_TOKENS):
-        part = rows[start : start + BATCH_TOKENS]
-        for i, (number, place, token, wanted) in enumerate(part):
-            batch.token[i], batch.pos[i], batch.logits[i] = token, place, wanted
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, number
-        batch.n_tokens = len(part)
+        batch_rows = rows[start : start + BATCH_TOKENS]
+        for index, (number, position, token, needs_logits) in enumerate(batch_rows):
+            batch.token[index] = token
+            batch.pos[index] = position
+            batch.logits[index] = needs_logits
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = number
+        batch.n_tokens = len(batch_rows)
         assert engine.library.llama_decode(engine.context, batch) == 0, "the context has room"
-        for i, (number, _, _, wanted) in enumerate(part):
-            if wanted:
-                row = engine.library.llama_get_logits_ith(engine.context, i)
-                yield number, np.ctypeslib.as_array(row, (engine.vocabulary_size,))
+        for index, (number, _, _, needs_logits) in enumerate(batch_rows):
+            if needs_logits:
+                pointer = engine.library.llama_get_logits_ith(engine.context, index)
+                yield number, np.ctypeslib.as_array(pointer, (engine.vocabulary_size,))
 
 
-def looked_up(text: Sequence[int], most: int) -> Sequence[int]:
-    """Return what followed when the text's last tokens stood in it before, the last time."""
-    for size in NGRAMS if most else ():
-        end = text[-size:]
+def looked_up(text: Sequence[int], max_tokens: int) -> Sequence[int]:
+    """Return the tokens after the latest earlier place where the text's last tokens stood."""
+    if max_tokens == 0:
+        return []
+    for size in NGRAMS:
+        ngram = text[-size:]
         for start in range(len(text) - size - 1, -1, -1):
-            if text[start : start + size] == end:
-                return text[start + size :][:most]
+            if text[start : start + size] == ngram:
+                return text[start + size :][:max_tokens]
     return []
 
 
 def greedy(banned: list[int], ends: frozenset[int], max_tokens: int) -> tuple[Choice, list[int]]:
-    """Return a greedy choice that ends as an answer does, and the list of what it chose."""
+    """Return a greedy choice that ends as an answer does, and the list that its tokens go to."""
     written: list[int] = []
 
-    def choose(logits_V: Any) -> int | None:
+    def choose_greedily(logits_V: Any) -> int | None:
         logits_V[banned] = -np.inf
         token = int(logits_V.argmax())
         if token in ends:
@@ -201,13 +242,13 @@ def greedy(banned: list[int], ends: frozenset[int], max_tokens: int) -> tuple[Ch
         written.append(token)
         return None if len(written) == max_tokens else token
 
-    return choose, written
+    return choose_greedily, written
 
 
 def forced(tokens: Sequence[int]) -> Choice:
     """Return a choice of these tokens, whatever the logits say."""
-    rest = iter(tokens)
-    return lambda _: next(rest, None)
+    coming_tokens = iter(tokens)
+    return lambda _: next(coming_tokens, None)
 
 
 def by_transformers(decoder: LocalDecoder, turn: Sequence[Task], max_tokens: int) -> Timed:
@@ -215,7 +256,8 @@ def by_transformers(decoder: LocalDecoder, turn: Sequence[Task], max_tokens: int
     assert isinstance(decoder.engine, TorchEngine), "its model is one of transformers"
     model: Any = decoder.engine.model
     prompts = [decoder.prompt_ids(task.prompt, max_tokens) for task in turn]
-    size, end = max(map(len, prompts)), decoder.vocabulary.end
+    size = max(map(len, prompts))
+    end = decoder.vocabulary.end
     forced_tokens = max(len(plain_ids(decoder, task)) for task in turn)
     prompt_BT = torch.tensor(
         [[end] * (size - len(ids)) + list(ids) for ids in prompts], device=model.device
@@ -224,7 +266,7 @@ def by_transformers(decoder: LocalDecoder, turn: Sequence[Task], max_tokens: int
         [[0] * (size - len(ids)) + [1] * len(ids) for ids in prompts], device=model.device
     )
     settings = {"cache_implementation": "static"} if model.device.type == "cuda" else {}
-    own = model.config._attn_implementation
+    attention = model.config._attn_implementation
     model.set_attn_implementation("sdpa")
     began_s = time.perf_counter()
     output_BT = model.generate(
@@ -238,6 +280,6 @@ def by_transformers(decoder: LocalDecoder, turn: Sequence[Task], max_tokens: int
         **settings,
     )
     taken_s = time.perf_counter() - began_s
-    model.set_attn_implementation(own)
+    model.set_attn_implementation(attention)
     written = [row_T[row_T != end].tolist() for row_T in output_BT[:, size:]]
     return Timed(taken_s, 0.0, taken_s, written, output_BT.shape[1] - size)

@@ -59,7 +59,7 @@ SAMPLINGS = {
 }
 
 THREADED = [(1, 8), (64, 4)]
-"""Requests and the threads of each, measured beside `--rows` requests of one thread."""
+"""Requests and the threads of each, in addition to `--rows` requests of one thread."""
 STEPS = 12
 
 
@@ -76,41 +76,47 @@ def main() -> None:
     size = 2**30 if options.device == "cuda" else 2**24
     source, target = torch.zeros(2, size, dtype=torch.uint8, device=options.device)
     copied_ms = repeated(options.device, lambda: target.copy_(source))["least"]
-    speed = 2 * size / copied_ms * 1e3
+    bytes_per_s = 2 * size / copied_ms * 1e3
     for shape in options.shape:
         kind, settings = SHAPES[shape]
         with torch.device(options.device):
             config = AutoConfig.for_model(kind, **settings)
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        found = measure(model, speed, options)
-        emit("gpu_step", shape=shape, copy_gb_s=round(speed / 1e9), **found)
-        held = options.slots[0]
+        figures = measure(model, bytes_per_s, options)
+        emit("gpu_step", shape=shape, copy_gb_s=round(bytes_per_s / 1e9), **figures)
+        slots = options.slots[0]
         for sequences in options.generate:
-            found = generate_ms(model, sequences, held)
-            emit("gpu_step", shape=shape, generate=f"{sequences} x 1, {held} slots", **found)
+            figures = generate_ms(model, sequences, slots)
+            emit("gpu_step", shape=shape, generate=f"{sequences} x 1, {slots} slots", **figures)
 
 
-def measure(model: Any, speed: float, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of our engine; times are milliseconds."""
-    device, slots = options.device, options.slots
+def measure(model: Any, bytes_per_s: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of our engine; times are milliseconds.
+
+    bytes_per_s: the speed at which the device reads and writes memory.
+    """
+    device = options.device
     loads = [*((requests, 1) for requests in options.rows), *THREADED]
-    room = max(requests * (max(slots) + threads * STEPS) for requests, threads in loads)
-    engine = TorchEngine(model, cache_tokens=room + 4000)
-    weights = sum(one.numel() * one.element_size() for one in model.parameters())
-    found: dict[str, Any] = {"least_ms": round(1e3 * weights / speed, 3)}
+    max_slots = max(options.slots)
+    tokens = max(requests * (max_slots + threads * STEPS) for requests, threads in loads)
+    engine = TorchEngine(model, cache_tokens=tokens + 4000)
+    weights = model.parameters()
+    weight_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
+    figures: dict[str, Any] = {"least_ms": round(1e3 * weight_bytes / bytes_per_s, 3)}
     for size in (256, 1500):
-        found[f"prompt {size}"] = repeated(device, lambda size=size: prompt(engine, size))
-    for held, (requests, threads) in product(slots, loads):
-        found[f"{requests} x {threads}, {held} slots"] = steps_ms(engine, requests, threads, held)
+        figures[f"prompt {size}"] = repeated(device, lambda size=size: prompt(engine, size))
+    for slots, (requests, threads) in product(options.slots, loads):
+        load = f"{requests} x {threads}, {slots} slots"
+        figures[load] = steps_ms(engine, requests, threads, slots)
     logits_FV = torch.randn(128, engine.vocabulary_size, device=device) * 3
     for name, params in SAMPLINGS.items():
-        drawn = [RowParams(params, (0, row, 0, 0)) for row in range(len(logits_FV))]
-        found[f"sample 128 rows, {name}"] = repeated(
-            device, lambda drawn=drawn: sample_tokens(logits_FV, drawn)
+        rows = [RowParams(params, (0, row, 0, 0)) for row in range(len(logits_FV))]
+        figures[f"sample 128 rows, {name}"] = repeated(
+            device, lambda rows=rows: sample_tokens(logits_FV, rows)
         )
     if device == "cuda":
-        found["memory_gb"] = round(torch.cuda.max_memory_reserved() / 1e9, 2)
-    return found
+        figures["memory_gb"] = round(torch.cuda.max_memory_reserved() / 1e9, 2)
+    return figures
 
 
 def prompt(engine: TorchEngine, size: int) -> None:
@@ -119,35 +125,39 @@ def prompt(engine: TorchEngine, size: int) -> None:
     engine.close(branch)
 
 
-def steps_ms(engine: TorchEngine, requests: int, threads: int, held: int) -> dict[str, Any]:
-    """Steps of requests with slots of their own, which threads share; the host's: until queued."""
-    roots = [engine.open(reserved_tokens=held + threads * STEPS) for _ in range(requests)]
-    engine.step_kept([Feed((roots[0],), (1,) * held, tuple(range(held)))])
+def steps_ms(engine: TorchEngine, requests: int, threads: int, slots: int) -> dict[str, Any]:
+    """Time steps of requests that have slots of their own, which their threads share.
+
+    `host` is the time until the work of a step is queued.
+    """
+    roots = [engine.open(reserved_tokens=slots + threads * STEPS) for _ in range(requests)]
+    engine.step_kept([Feed((roots[0],), (1,) * slots, tuple(range(slots)))])
     for root in roots[1:]:
-        engine.copy(roots[0], root, held)
+        engine.copy(roots[0], root, slots)
     branches: list[Branch] = []
     for root in roots:
         branches += [root, *(engine.fork(root) for _ in range(threads - 1))]
-    totals, hosts = [], []
+    totals_ms = []
+    hosts_ms = []
     for number in range(STEPS):
-        feeds = [Feed((branch,), (1,), (held + number,)) for branch in branches]
+        feeds = [Feed((branch,), (1,), (slots + number,)) for branch in branches]
         wait(engine.model.device.type)
         began_s = time.perf_counter()
         logits_FV = engine.step_kept(feeds)
-        hosts.append(1e3 * (time.perf_counter() - began_s))
+        hosts_ms.append(1e3 * (time.perf_counter() - began_s))
         logits_FV.argmax(1).tolist()
-        totals.append(1e3 * (time.perf_counter() - began_s))
+        totals_ms.append(1e3 * (time.perf_counter() - began_s))
     for branch in branches:
         engine.close(branch)
-    return {**spread(totals[2:]), "host": round(median(hosts[2:]), 3)}
+    return {**spread(totals_ms[2:]), "host": round(median(hosts_ms[2:]), 3)}
 
 
-def generate_ms(model: Any, sequences: int, held: int, tokens: int = 48) -> dict[str, Any]:
-    """Tokens of transformers' own loop, the second time; it takes the model over."""
+def generate_ms(model: Any, sequences: int, slots: int, tokens: int = 48) -> dict[str, Any]:
+    """Time the tokens of transformers' own loop, the second time. The model is changed for it."""
     torch.compiler.reset()  # else a second number of sequences makes the graph's sizes variable
     model.set_attn_implementation("sdpa")
     model.generation_config.eos_token_id = None
-    prompt_BT = torch.ones(sequences, held, dtype=torch.long, device=model.device)
+    prompt_BT = torch.ones(sequences, slots, dtype=torch.long, device=model.device)
     clocks = Clock(), Clock()
     for clock in clocks:
         model.generate(
@@ -159,13 +169,13 @@ def generate_ms(model: Any, sequences: int, held: int, tokens: int = 48) -> dict
             streamer=clock,
         )
     first, second = (clock.times_ms for clock in clocks)
-    gaps = [after - before for before, after in pairwise(second[1:])]  # behind the prompt's
+    gaps_ms = [after - before for before, after in pairwise(second[1:])]  # without the prompt's
     first_s = round((first[-1] - first[0]) / 1e3, 1)
-    return {**spread(gaps), "first_s": first_s, "compiled": hasattr(model, "_compiled_call")}
+    return {**spread(gaps_ms), "first_s": first_s, "compiled": hasattr(model, "_compiled_call")}
 
 
 class Clock(BaseStreamer):
-    """Notes when the prompt began, and when each token came."""
+    """Records when the prompt began, and when each token came."""
 
     def __init__(self) -> None:
         self.times_ms: list[float] = []
@@ -178,14 +188,14 @@ class Clock(BaseStreamer):
 
 
 def repeated(device: str, call: Callable[[], object]) -> dict[str, float]:
-    taken = []
+    times_ms = []
     for _ in range(5):
         wait(device)
         began_s = time.perf_counter()
         call()
         wait(device)
-        taken.append(1e3 * (time.perf_counter() - began_s))
-    return spread(taken[2:])
+        times_ms.append(1e3 * (time.perf_counter() - began_s))
+    return spread(times_ms[2:])
 
 
 def wait(device: str) -> None:

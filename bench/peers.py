@@ -46,27 +46,29 @@ Peer = tuple[int, str, str]
 
 def main() -> None:
     options = parsed()
-    tasks, values = tasks_of(options), kept(options)
-    own = [
+    tasks = tasks_of(options)
+    results = earlier_results(options)
+    decoders = [
         replace(decoder_named(name, options), eagerness=options.eagerness)
         for name in options.engines
     ]
-    alone = options.model is not None and options.model.suffix == ".gguf"
-    without = Namespace(**{**vars(options), "adapter": "none"}) if alone else options
-    rivals = [decoder_named(name, without) for name in options.rivals]
-    for decoder in [*own, *rivals]:  # a cold engine is slow
+    rival_options = options
+    if options.model is not None and options.model.suffix == ".gguf":
+        rival_options = Namespace(**{**vars(options), "adapter": "none"})
+    rivals = [decoder_named(name, rival_options) for name in options.rivals]
+    for decoder in [*decoders, *rivals]:  # a cold engine is slow
         decoder.answer(decoder.request(tasks[0].prompt, Rules(max_tokens=4), SamplingParams()))
     turns = list(turns_of(tasks, options.clients))
-    for number in range(len(values), len(turns)):
+    for number in range(len(results), len(turns)):
         calls: dict[Peer, Callable[[], Timed]] = {}
-        for decoder in own:
+        for decoder in decoders:
             calls |= pasta_calls(decoder, turns[number], options)
-        for decoder in [*own, *rivals]:
+        for decoder in [*decoders, *rivals]:
             calls |= library_calls(decoder, turns[number], options)
-        values.append({peer: call() for peer, call in calls.items()})
-        keep(options.out, values[-1])
+        results.append({peer: call() for peer, call in calls.items()})
+        append_result(options.out, results[-1])
         print(f"{number + 1} of {len(turns)} turns", file=sys.stderr)
-    report(values, options)
+    report(results, options)
 
 
 def parsed() -> Namespace:
@@ -90,16 +92,17 @@ def tasks_of(options: Namespace) -> list[Task]:
     """Return the first prompts, or answers with enough chunks from all of the file."""
     if options.replay is None:
         questions = read_questions(options.questions)
-        return [Task(one.instruction) for one in questions][: options.prompts]
+        return [Task(question.instruction) for question in questions][: options.prompts]
     tasks = [Task(row.instruction, read(row.response)) for row in read_rows(options.replay)]
-    found = [
-        task
-        for task in tasks
-        if sum(isinstance(node, Chunk) for node in task.tree or ()) >= options.chunks
-    ]
-    if not found:
+    tasks = [task for task in tasks if chunks_of(task) >= options.chunks]
+    if not tasks:
         raise SystemExit(f"no answer in {options.replay} has {options.chunks} chunks")
-    return found[:: max(1, len(found) // options.prompts)][: options.prompts]
+    step = max(1, len(tasks) // options.prompts)
+    return tasks[::step][: options.prompts]
+
+
+def chunks_of(task: Task) -> int:
+    return sum(isinstance(node, Chunk) for node in task.tree or ())
 
 
 def turns_of(tasks: Sequence[Task], clients: Sequence[int]) -> Iterator[list[Task]]:
@@ -112,10 +115,8 @@ def turns_of(tasks: Sequence[Task], clients: Sequence[int]) -> Iterator[list[Tas
 def pasta_calls(
     decoder: LocalDecoder, turn: Sequence[Task], options: Namespace
 ) -> dict[Peer, Callable[[], Timed]]:
-    call, peer = (
-        partial(by_pasta, decoder, turn, options.max_tokens),
-        (len(turn), decoder.engine.name),
-    )
+    call = partial(by_pasta, decoder, turn, options.max_tokens)
+    peer = (len(turn), decoder.engine.name)
     return {
         (*peer, "pasta sequential"): partial(call, parallel=False),
         (*peer, "pasta parallel"): partial(call, parallel=True),
@@ -126,20 +127,21 @@ def library_calls(
     decoder: LocalDecoder, turn: Sequence[Task], options: Namespace
 ) -> dict[Peer, Callable[[], Timed]]:
     """Return the greedy loops of the library below the engine, if it has one."""
-    asked, peer = (decoder, turn, options.max_tokens), (len(turn), decoder.engine.name)
+    call_arguments = (decoder, turn, options.max_tokens)
+    peer = (len(turn), decoder.engine.name)
     if isinstance(decoder.engine, TorchEngine):
-        return {(*peer, "transformers generate"): partial(by_transformers, *asked)}
+        return {(*peer, "transformers generate"): partial(by_transformers, *call_arguments)}
     if not isinstance(decoder.engine, LlamaEngine):
         return {}
     lookups = {
-        (*peer, f"prompt lookup of {drafted}"): partial(by_llama, *asked, drafted=drafted)
+        (*peer, f"prompt lookup of {drafted}"): partial(by_llama, *call_arguments, drafted=drafted)
         for drafted in options.drafts
     }
-    return {(*peer, "llama.cpp loop"): partial(by_llama, *asked), **lookups}
+    return {(*peer, "llama.cpp loop"): partial(by_llama, *call_arguments), **lookups}
 
 
-def kept(options: Namespace) -> list[dict[Peer, Timed]]:
-    """Return the turns that an earlier run kept; begin the file if there is none."""
+def earlier_results(options: Namespace) -> list[dict[Peer, Timed]]:
+    """Return the turns that an earlier run wrote to `--out`; begin the file if there is none."""
     if options.out is None:
         return []
     settings = {name: str(value) for name, value in vars(options).items() if name != "json"}
@@ -148,62 +150,69 @@ def kept(options: Namespace) -> list[dict[Peer, Timed]]:
     first, *lines = options.out.read_text(encoding="utf-8").splitlines()
     if json.loads(first) != settings:
         raise SystemExit(f"{options.out} is of a run with other options")
-    return [{tuple(peer): Timed(**one) for peer, one in json.loads(line)} for line in lines]
+    return [{tuple(peer): Timed(**timed) for peer, timed in json.loads(line)} for line in lines]
 
 
-def keep(out: Path | None, values: dict[Peer, Timed]) -> None:
+def append_result(out: Path | None, result: dict[Peer, Timed]) -> None:
     if out is not None:
+        pairs = [[peer, asdict(timed)] for peer, timed in result.items()]
         with out.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps([[peer, asdict(one)] for peer, one in values.items()]) + "\n")
+            lines.write(json.dumps(pairs) + "\n")
 
 
 def report(turns: Sequence[dict[Peer, Timed]], options: Namespace) -> None:
     """Print a line for each peer: its seconds, and how many times as fast it is as each rival."""
-    found: dict[Peer, list[Timed]] = {}
-    for peer, one in (pair for turn in turns for pair in turn.items()):
-        found.setdefault(peer, []).append(one)
+    turns_of_peer: dict[Peer, list[Timed]] = {}
+    for turn in turns:
+        for peer, timed in turn.items():
+            turns_of_peer.setdefault(peer, []).append(timed)
     if not options.json:
         print(f"{'clients':>7}  {'':42}{'s/token':>9}{'s/answer':>10}  times as fast, a token")
-    for (clients, engine, name), own in found.items():
+    for (clients, engine, name), timings in turns_of_peer.items():
         faster = {
-            f"{other}, {rival}": compared(theirs, own)
-            for (number, rival, other), theirs in found.items()
-            if number == clients and not other.startswith("pasta")
+            f"{rival_name}, {rival_engine}": compared(rival_timings, timings)
+            for (rival_clients, rival_engine, rival_name), rival_timings in turns_of_peer.items()
+            if rival_clients == clients and not rival_name.startswith("pasta")
         }
-        seconds = {figure: spread(values_of(own, figure)) for figure in FIGURES}
-        token_s, answer_s = seconds["token_s"]["median"], seconds["answer_s"]["median"]
-        against = ", ".join(f"{one['token_s']['median']} ({peer})" for peer, one in faster.items())
-        row = f"{clients:7}  {engine + ', ' + name:42}{token_s:9.4f}{answer_s:10.2f}  {against}"
+        seconds = {figure: spread(values_of(timings, figure)) for figure in FIGURES}
+        token_s = seconds["token_s"]["median"]
+        answer_s = seconds["answer_s"]["median"]
+        ratios = ", ".join(
+            f"{figures['token_s']['median']} ({rival})" for rival, figures in faster.items()
+        )
+        row = f"{clients:7}  {engine + ', ' + name:42}{token_s:9.4f}{answer_s:10.2f}  {ratios}"
         emit(
             "peers",
-            shown=None if options.json else row,
+            text=None if options.json else row,
             engine=engine,
             peer=name,
             clients=clients,
             adapter=options.adapter,
             eagerness=options.eagerness,
             replay=options.replay and options.replay.name,
-            turns=len(own),
-            tokens_per_pass=round(fmean(one.tokens / one.passes for one in own), 3),
+            turns=len(timings),
+            tokens_per_pass=round(fmean(timed.tokens / timed.passes for timed in timings), 3),
             max_tokens=options.max_tokens,
             seconds=seconds,
             times_as_fast_as=faster,
         )
 
 
-def compared(theirs: Sequence[Timed], own: Sequence[Timed]) -> dict[str, Any]:
-    """Return how many times as fast `own` is, and the share of its answers that are theirs."""
-    faster = {one: ratio(values_of(theirs, one), values_of(own, one)) for one in FIGURES}
-    answers = zip(written_in(theirs), written_in(own), strict=True)
-    return {**faster, "same": fmean(a == b for a, b in answers)}
+def compared(rival: Sequence[Timed], timings: Sequence[Timed]) -> dict[str, Any]:
+    """Return how many times as fast as the rival a peer is, and the share of equal answers."""
+    faster = {
+        figure: ratio(values_of(rival, figure), values_of(timings, figure)) for figure in FIGURES
+    }
+    answers = zip(written_in(rival), written_in(timings), strict=True)
+    return {**faster, "same": fmean(theirs == ours for theirs, ours in answers)}
 
 
 def written_in(turns: Sequence[Timed]) -> Iterator[list[int]]:
-    return chain.from_iterable(one.written for one in turns)
+    return chain.from_iterable(timed.written for timed in turns)
 
 
 def values_of(turns: Sequence[Timed], figure: str) -> list[float]:
-    return [getattr(one, figure) for one in turns]
+    return [getattr(timed, figure) for timed in turns]
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from typing import Any
 import httpx2
 import numpy as np
 import psutil
-from alone import Lone, decoded_alone, difference
+from alone import Reference, decode_references, difference
 from common import ROOT, arguments, decoder_named, emit
 
 from pasta_decoding.answer.record import Answer
@@ -43,8 +43,10 @@ from tests.server.running import MODEL, running
 
 LEAVE = 0.25
 """The share of requests whose client leaves before the end."""
-GROWTH, TIMEOUT_S = 1.05, 600.0
-Ask = Callable[[Lone, Random], Answer | str | None]
+MAX_GROWTH = 1.05
+"""The memory at the end, relative to that after the first tenth of the run."""
+TIMEOUT_S = 600.0
+Ask = Callable[[Reference, Random], Answer | str | None]
 """Asks for an answer, whole or as text; None if the client left before its end."""
 
 
@@ -52,21 +54,22 @@ Ask = Callable[[Lone, Random], Answer | str | None]
 def by_loop(decoder: LocalDecoder, options: Namespace) -> Iterator[Ask]:
     """Ask the thread that owns the engine."""
 
-    def ask(lone: Lone, chance: Random) -> Answer | None:
-        rules = replace(lone.request.rules, max_threads=chance.choice([1, 2, 4, 32]))
+    def ask(reference: Reference, chance: Random) -> Answer | None:
+        rules = replace(reference.request.rules, max_threads=chance.choice([1, 2, 4, 32]))
         news: SimpleQueue[News] = SimpleQueue()
         priority = chance.choice(list(Priority))
-        cancel = loop.submit(replace(lone.request, rules=rules, priority=priority), news.put)
-        patience = patience_of(chance, options)
-        for heard in count():
-            if heard == patience:
+        request = replace(reference.request, rules=rules, priority=priority)
+        cancel = loop.submit(request, news.put)
+        max_news = max_news_of(chance, options)
+        for news_count in count():
+            if news_count == max_news:
                 cancel()
                 break
-            match one := news.get(timeout=TIMEOUT_S):
-                case Failure():
-                    raise one.error
-                case Answer():
-                    return one
+            match news.get(timeout=TIMEOUT_S):
+                case Failure() as failure:
+                    raise failure.error
+                case Answer() as answer:
+                    return answer
         return None
 
     with closing(EngineLoop(decoder.scheduler(max_requests=options.together))) as loop:
@@ -77,22 +80,23 @@ def by_loop(decoder: LocalDecoder, options: Namespace) -> Iterator[Ask]:
 def by_http(decoder: LocalDecoder, options: Namespace) -> Iterator[Ask]:
     """Ask a server of this process."""
 
-    def ask(lone: Lone, chance: Random) -> str | None:
-        sampling = lone.request.sampler.params
+    def ask(reference: Reference, chance: Random) -> str | None:
+        sampling = reference.request.sampler.params
         body = {
             "model": MODEL,
-            "messages": [{"role": "user", "content": lone.question}],
-            "max_tokens": lone.request.rules.max_tokens,
+            "messages": [{"role": "user", "content": reference.question}],
+            "max_tokens": reference.request.rules.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": sampling.seed,
             "stream": True,
         }
-        patience, text = patience_of(chance, options), ""
+        max_news = max_news_of(chance, options)
+        text = ""
         with httpx2.stream("POST", url, json=body, timeout=TIMEOUT_S) as reply:
             reply.raise_for_status()
-            for heard, line in enumerate(reply.iter_lines()):
-                if heard == patience:
+            for news_count, line in enumerate(reply.iter_lines()):
+                if news_count == max_news:
                     return None
                 if line.startswith("data: {"):
                     (choice,) = json.loads(line.removeprefix("data: "))["choices"]
@@ -105,17 +109,22 @@ def by_http(decoder: LocalDecoder, options: Namespace) -> Iterator[Ask]:
         server.wait_until_idle()
 
 
-def patience_of(chance: Random, options: Namespace) -> int | None:
+def max_news_of(chance: Random, options: Namespace) -> int | None:
     """Return after how much news a client leaves; None if it stays."""
     return chance.randrange(options.max_tokens) if chance.random() < LEAVE else None
 
 
 @dataclass
 class Clients:
-    """All that ask, and what became of it."""
+    """Threads that ask for answers, and what came of their requests.
+
+    ends:        how many requests ended in each way.
+    differences: of answers from those of the references.
+    memory:      bytes of the process, ten times during the run.
+    """
 
     ask: Ask
-    lone: Sequence[Lone]
+    references: Sequence[Reference]
     close: int
     options: Namespace
     ends: Counter[str] = field(default_factory=Counter)
@@ -124,22 +133,24 @@ class Clients:
 
     def run(self) -> None:
         """Let them ask for the minutes, or for the number of requests."""
-        began_s, last_s = time.monotonic(), 60 * self.options.minutes
-        self._stop_s = began_s + last_s
+        began_s = time.monotonic()
+        duration_s = 60 * self.options.minutes
+        self._stop_s = began_s + duration_s
         self._numbers = iter(range(self.options.requests or sys.maxsize))
         threads = [Thread(target=self._client, args=(n,)) for n in range(self.options.clients)]
         for thread in threads:
             thread.start()
-        process, share = psutil.Process(), 0.0
+        process = psutil.Process()
+        next_share = 0.0
         while any(thread.is_alive() for thread in threads):
-            time.sleep(min(1.0, last_s / 50))
+            time.sleep(min(1.0, duration_s / 50))
             passed_s = time.monotonic() - began_s
             done = self.ends.total() / (self.options.requests or np.inf)
-            if max(done, passed_s / last_s) >= share:
-                share += 0.1
+            if max(done, passed_s / duration_s) >= next_share:
+                next_share += 0.1
                 self.memory.append(process.memory_info().rss)
-                told = f"{dict(self.ends)}, {len(self.differences)} differ"
-                print(f"{passed_s / 60:.1f} minutes: {told}", file=sys.stderr)
+                counts = f"{dict(self.ends)}, {len(self.differences)} differ"
+                print(f"{passed_s / 60:.1f} minutes: {counts}", file=sys.stderr)
         for thread in threads:
             thread.join()
 
@@ -150,16 +161,21 @@ class Clients:
                 return
             time.sleep(chance.expovariate(1 / self.options.pause))
             try:
-                self._one(chance)
+                self._ask_once(chance)
             except Exception as error:  # noqa: BLE001  it is counted, and fails the run
                 self.ends[f"{type(error).__name__}: {error}"] += 1
 
-    def _one(self, chance: Random) -> None:
-        place = chance.randrange(len(self.lone))
-        got = self.ask(self.lone[place], chance)
-        self.ends["left" if got is None else "answered"] += 1
-        if got is not None and (found := difference(self.lone[place], got, self.close)):
-            self.differences.append({"answer": place, **found})
+    def _ask_once(self, chance: Random) -> None:
+        index = chance.randrange(len(self.references))
+        reference = self.references[index]
+        answer = self.ask(reference, chance)
+        if answer is None:
+            self.ends["left"] += 1
+            return
+        self.ends["answered"] += 1
+        differs = difference(reference, answer, self.close)
+        if differs is not None:
+            self.differences.append({"answer": index, **differs})
             print(f"differs: {self.differences[-1]}", file=sys.stderr)
 
 
@@ -170,8 +186,13 @@ def main() -> None:
     add("--clients", type=int, default=64)
     add("--answers", type=int, default=96, help="different requests")
     add("--max-tokens", type=int, default=40)
-    add("--minutes", type=float, default=5.0, help="of each engine, behind the lone answers")
-    add("--requests", type=int, help="stop behind this many")
+    add(
+        "--minutes",
+        type=float,
+        default=5.0,
+        help="of each engine, after the answers that are decoded alone",
+    )
+    add("--requests", type=int, help="stop after this many")
     add("--pause", type=float, default=1.0, help="mean seconds between two requests of a client")
     add("--together", type=int, default=16, help="answers written at the same time")
     add("--near", type=float, default=1e-3, help="a smaller gap is a near-tie")
@@ -186,28 +207,30 @@ def main() -> None:
 def soaked(name: str, options: Namespace) -> bool:
     """Soak one engine, print what came out, and return whether it was sound."""
     decoder = decoder_named(name, options)
-    lone, close = decoded_alone(decoder, options), decoder.vocabulary.control.async_close
-    with (by_http if options.http else by_loop)(decoder, options) as ask:
-        clients = Clients(ask, lone, close, options)
+    references = decode_references(decoder, options)
+    asking = by_http if options.http else by_loop
+    with asking(decoder, options) as ask:
+        clients = Clients(ask, references, decoder.vocabulary.control.async_close, options)
         clients.run()
-    held, memory = decoder.engine.slots_in_use, clients.memory
+    leaked_slots = decoder.engine.slots_in_use
+    memory = clients.memory
     growth = memory[-1] / memory[min(1, len(memory) - 1)]
-    far = [one for one in clients.differences if one["gap"] >= options.near]
+    is_near_tie = [differs["gap"] < options.near for differs in clients.differences]
     emit(
         "soak",
         engine=decoder.engine.name,
         http=options.http,
         clients=options.clients,
         ends=clients.ends,
-        with_chunks=sum(one.answer.chunks > 0 for one in lone),
-        tokens=sum(one.answer.fed_tokens for one in lone),
+        with_chunks=sum(reference.answer.chunks > 0 for reference in references),
+        tokens=sum(reference.answer.fed_tokens for reference in references),
         differences=clients.differences,
-        memory_mb=[round(one / 1e6) for one in memory],
+        memory_mb=[round(size_bytes / 1e6) for size_bytes in memory],
         growth=round(growth, 3),
-        slots_held=held,
+        slots_held=leaked_slots,
     )
     errors = clients.ends.keys() - {"answered", "left"}
-    return not (far or errors or held) and growth <= GROWTH
+    return all(is_near_tie) and not errors and not leaked_slots and growth <= MAX_GROWTH
 
 
 if __name__ == "__main__":

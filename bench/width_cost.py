@@ -29,7 +29,7 @@ def main() -> None:
     engines = [decoder_named(name, options).engine for name in options.engines]
     kinds = {"threads": open_threads, "requests": open_requests}
     calls: dict[tuple[str, str, int], Callable[[], float]] = {
-        (engine.name, kind, width): partial(step, engine, opened, width, options.slots)
+        (engine.name, kind, width): partial(step_seconds, engine, opened, width, options.slots)
         for engine in engines
         for kind, opened in kinds.items()
         for width in options.widths
@@ -40,11 +40,11 @@ def main() -> None:
         for name, call in calls.items():
             values[name].append(call())
     for (name, kind, width), (_warming, *seconds) in values.items():
-        one = spread(values[name, "threads", options.widths[0]][1:])["median"]
-        found = spread(seconds)
-        cost = round(found["median"] / one, 3)
+        _, *one_thread_s = values[name, "threads", options.widths[0]]
+        step = spread(seconds)
+        cost = round(step["median"] / spread(one_thread_s)["median"], 3)
         fields = {"engine": name, kind: width, "slots": options.slots}
-        emit("width_cost", **fields, seconds=found, cost=cost)
+        emit("width_cost", **fields, seconds=step, cost=cost)
 
 
 def open_threads(engine: Engine, width: int, slots: int) -> list[Branch]:
@@ -58,14 +58,14 @@ def open_requests(engine: Engine, width: int, slots: int) -> list[Branch]:
     return [prompted(engine, slots, 1) for _ in range(width)]
 
 
-def prompted(engine: Engine, slots: int, more: int) -> Branch:
-    """Return a new request's branch behind a prompt, with room for `more` tokens."""
-    branch = engine.open(reserved_tokens=slots + more)
+def prompted(engine: Engine, slots: int, new_tokens: int) -> Branch:
+    """Return a new request's branch after a prompt, with room for `new_tokens` more."""
+    branch = engine.open(reserved_tokens=slots + new_tokens)
     engine.step([Feed((branch,), (1,) * slots, tuple(range(slots)), wants_logits=False)])
     return branch
 
 
-def step(
+def step_seconds(
     engine: Engine, opened: Callable[[Engine, int, int], list[Branch]], width: int, slots: int
 ) -> float:
     """Return the seconds of one step of `width` branches."""
