@@ -158,7 +158,7 @@ def llama_loop(
         drafts = {number: looked_up(text, drafted) for number, text in texts.items()}
         for number, text in texts.items():
             rows += rows_of(number, text, drafts[number], cached_tokens[number])
-        chosen = choose(passes(engine, batch, rows), drafts, choices)
+        chosen = next_tokens(passes(engine, batch, rows), drafts, choices)
         now_s = time.perf_counter() - began_s
         prompts_s = prompts_s or now_s
         steps += 1
@@ -186,7 +186,7 @@ def rows_of(
         yield number, position, token, needs_logits
 
 
-def choose(
+def next_tokens(
     logits: Iterator[tuple[int, Any]],
     drafts: Mapping[int, Sequence[int]],
     choices: Sequence[Choice],

@@ -1,4 +1,4 @@
-"""What every logit must be, worked out without a cache from what was asked of an engine.
+"""What every logit must be, computed without a cache from the calls of an engine.
 
 `Recorder` stands before an engine and keeps plain lists: which tokens each branch must see. An
 oracle then computes the logits of all tokens at once: a model with a dense mask, or a script.
@@ -21,7 +21,7 @@ TOLERANCE = 1e-4
 
 
 class Recorder:
-    """Passes everything on to `engine`, and writes down what each token must see."""
+    """Passes every call on to `engine`, and records which tokens each token must see."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -44,26 +44,32 @@ class Recorder:
         branch = self._opened(tokens + room)
         self.engine.copy(source, branch, tokens)
         first = self._paths[source][:tokens]
-        ids, positions = [self.ids[i] for i in first], [self.positions[i] for i in first]
+        ids = [self.ids[token] for token in first]
+        positions = [self.positions[token] for token in first]
         self._write(Feed((branch,), tuple(ids), tuple(positions)))
         return branch
 
     def shrink(self, branch: Branch, tokens: int) -> None:
         self.engine.shrink(branch, tokens)
-        self._paths[branch], self._joined[branch] = self._paths[branch][:tokens], set()
+        self._paths[branch] = self._paths[branch][:tokens]
+        self._joined[branch] = set()
 
     def _opened(self, reserved_tokens: int) -> Branch:
         branch = self.engine.open(reserved_tokens=reserved_tokens)
-        self._paths[branch], self._joined[branch], self._lines[branch] = [], set(), {branch}
+        self._paths[branch] = []
+        self._joined[branch] = set()
+        self._lines[branch] = {branch}
         return branch
 
     def next_position(self, branch: Branch) -> int:
         """1 + the largest position that `branch` sees."""
-        return 1 + max(self.positions[i] for i in {*self._paths[branch], *self._joined[branch]})
+        seen = {*self._paths[branch], *self._joined[branch]}
+        return 1 + max(self.positions[token] for token in seen)
 
     def fork(self, parent: Branch) -> Branch:
         child = self.engine.fork(parent)
-        self._paths[child], self._joined[child] = [*self._paths[parent]], {*self._joined[parent]}
+        self._paths[child] = [*self._paths[parent]]
+        self._joined[child] = {*self._joined[parent]}
         self._lines[child] = {child, *self._lines[parent]}
         return child
 
@@ -106,8 +112,9 @@ class Recorder:
             self.seen.append(self._seen_by(writer))
 
     def _seen_by(self, branch: Branch) -> list[int]:
-        """In the order of `Script`; an ancestor may be joined, too, with what it wrote since."""
-        line, writers = self._lines[branch], self._writers
+        """In the order of `Script`; an ancestor may be joined with what it wrote since the fork."""
+        line = self._lines[branch]
+        writers = self._writers
         seen = {*self._paths[branch], *self._joined[branch]}
         joined = [token for token in seen if writers[token] not in line]
         path = [token for token in seen if writers[token] in line]
@@ -119,7 +126,7 @@ Oracle = Callable[[Recorder], FloatArray]
 
 
 def dense(model: PreTrainedModel) -> Oracle:
-    """One forward over all tokens with a mask made by hand, as nobody decodes."""
+    """Return an oracle of one forward pass over all tokens, with a mask made by hand."""
 
     def oracle(record: Recorder) -> FloatArray:
         window = getattr(model.config, "sliding_window", None)
@@ -151,10 +158,12 @@ def seen_by_hand(record: Recorder, window: float) -> Tensor:
 
 
 def by_script(script: Script) -> Oracle:
-    """Ask the script about each token with what it must see."""
+    """Return an oracle that asks the script about each token with the tokens that it must see."""
 
     def oracle(record: Recorder) -> FloatArray:
-        return np.stack([script(tuple(record.ids[i] for i in seen)) for seen in record.seen])
+        return np.stack(
+            [script(tuple(record.ids[token] for token in seen)) for seen in record.seen]
+        )
 
     return oracle
 

@@ -25,7 +25,9 @@ from tests.tiny import VOCABULARY, tiny_llama
 
 PROMPT = (5, 17, 42, 8)
 # Stand-ins for control tokens: to an engine they are ids like any other.
-PROMISE_CLOSE, ASYNC_OPEN, SYNC = 90, 91, 92
+PROMISE_CLOSE = 90
+ASYNC_OPEN = 91
+SYNC = 92
 
 
 def subjects(*names: str) -> list[ParameterSet]:
@@ -48,7 +50,9 @@ def joined(record: Recorder, *, backwards: bool = False) -> Branch:
     """Return main, after two children wrote and were joined, and SYNC was fed behind them."""
     main = record.open(PROMPT)
     children = [record.fork(main), record.fork(main)]
-    record.step(feed(main, 10, at=4), *(feed(c, 20 + i, 30, at=4) for i, c in enumerate(children)))
+    record.step(
+        feed(main, 10, at=4), feed(children[0], 20, 30, at=4), feed(children[1], 21, 30, at=4)
+    )
     record.step(feed(main, 11, at=5), feed(children[1], 31, at=6))
     record.join(main, children[::-1] if backwards else children)
     record.step(feed(main, SYNC, at=7))
@@ -93,7 +97,8 @@ def several_ids_in_one_feed(record: Recorder) -> None:
 
 
 def requests_share_nothing(record: Recorder) -> None:
-    first, second = record.open(PROMPT), record.open((1, 2))
+    first = record.open(PROMPT)
+    second = record.open((1, 2))
     child = record.fork(first)
     record.step(feed(second, 50, at=2), feed(first, 10, at=4), feed(second, 51, at=3))
     record.step(feed(child, 20, at=4), feed(second, 52, at=4))
@@ -103,7 +108,8 @@ def requests_share_nothing(record: Recorder) -> None:
 
 def a_branch_keeps_what_it_sees_when_its_parent_closes(record: Recorder) -> None:
     main = record.open(PROMPT)
-    child, cancelled = record.fork(main), record.fork(main)
+    child = record.fork(main)
+    cancelled = record.fork(main)
     record.step(feed(child, 20, at=4), feed(cancelled, 30, at=4))
     record.close(main, cancelled)
     record.step(feed(child, 21, at=5))
@@ -114,7 +120,7 @@ LONG = tuple(range(20, 40))
 
 
 def copies(record: Recorder) -> None:
-    """Beside the request that they were copied from, and beyond its end; a copy of a copy."""
+    """While the request that they were copied from goes on, and after its end; a copy of a copy."""
     first = record.open(LONG)
     record.step(feed(first, 10, at=20))
     second = record.open_like(first, 21)
@@ -129,21 +135,24 @@ def copies(record: Recorder) -> None:
 def copies_of_a_shrunk_request(record: Recorder) -> None:
     """It had forked, joined and gone on; another then takes the slots that it gave back."""
     main = record.open(LONG)
-    child, left = record.fork(main), record.fork(main)
-    record.step(feed(main, 10, at=20), feed(child, 30, 31, at=20), feed(left, 40, at=20))
+    child = record.fork(main)
+    cancelled = record.fork(main)
+    record.step(feed(main, 10, at=20), feed(child, 30, 31, at=20), feed(cancelled, 40, at=20))
     record.join(main, [child])
     record.step(feed(main, SYNC, at=22))
-    record.close(left)
+    record.close(cancelled)
     record.shrink(main, 18)
     other = record.open((7, 8, 9))
-    taken = [record.open_like(main, tokens) for tokens in (18, 5)]
-    record.step(*(feed(copy, 50, 51, at=at) for copy, at in zip(taken, (18, 5), strict=True)))
+    long_copy = record.open_like(main, 18)
+    short_copy = record.open_like(main, 5)
+    record.step(feed(long_copy, 50, 51, at=18), feed(short_copy, 50, 51, at=5))
     record.close(main)
-    record.step(feed(taken[0], 52, at=20), feed(other, 1, at=3))
+    record.step(feed(long_copy, 52, at=20), feed(other, 1, at=3))
 
 
 def rows_in_the_order_of_the_feeds_that_want_them(record: Recorder) -> None:
-    main, other = record.open(PROMPT), record.open((1, 2))
+    main = record.open(PROMPT)
+    other = record.open((1, 2))
     child = record.fork(main)
     logits_FV = record.step(
         feed(child, 20, at=4),
@@ -192,16 +201,20 @@ def test_a_bfloat16_model_is_near_the_exact_one(name: str) -> None:
 
 
 def test_the_order_of_a_join_does_not_matter(subject: Subject) -> None:
-    one, other = subject.record(), subject.record()
-    joined(one)
-    joined(other, backwards=True)
-    np.testing.assert_allclose(one.rows[-1][1], other.rows[-1][1], rtol=0, atol=TOLERANCE)
+    forwards = subject.record()
+    backwards = subject.record()
+    joined(forwards)
+    joined(backwards, backwards=True)
+    _, forwards_V = forwards.rows[-1]
+    _, backwards_V = backwards.rows[-1]
+    np.testing.assert_allclose(forwards_V, backwards_V, rtol=0, atol=TOLERANCE)
 
 
 def test_copies_count_as_fed_and_a_shrunk_request_holds_no_more_than_it_says(
     subject: Subject,
 ) -> None:
-    engine, record = subject.engine, subject.record()
+    engine = subject.engine
+    record = subject.record()
     main = record.open(LONG, room=200)
     copy = record.open_like(main, 15, room=5)
     assert engine.slots_in_use == 20 + 15
@@ -217,7 +230,8 @@ def test_copies_count_as_fed_and_a_shrunk_request_holds_no_more_than_it_says(
 
 
 def test_only_what_was_fed_before_the_first_fork_is_copied_and_kept(subject: Subject) -> None:
-    engine, record = subject.engine, subject.record()
+    engine = subject.engine
+    record = subject.record()
     main = record.open(PROMPT)
     child = record.fork(main)
     record.step(feed(main, 10, at=4))
@@ -233,10 +247,10 @@ def test_only_what_was_fed_before_the_first_fork_is_copied_and_kept(subject: Sub
         engine.shrink(main, 5)
 
 
-DEED = st.tuples(st.integers(0, 7), st.integers(0, VOCABULARY - 1), st.integers(0, 3))
+ACTION = st.tuples(st.integers(0, 7), st.integers(0, VOCABULARY - 1), st.integers(0, 3))
 
 
-@given(program=st.lists(DEED, max_size=16))
+@given(program=st.lists(ACTION, max_size=16))
 @example([(3, 54, 1), (3, 14, 0), (1, 66, 0), (1, 72, 1)])  # main is joined into its child
 @example([(3, 0, 3)])  # positions further apart than there are tokens
 @few(25)
@@ -263,40 +277,43 @@ def test_any_program_equals_recompute(name: str, program: list[tuple[int, int, i
 
 
 def run(record: Recorder, program: list[tuple[int, int, int]]) -> None:
-    """Do what the numbers say: which deed, on which branch, with which token and position."""
+    """Do what the numbers say: an action, the branch and token, and how far positions jump."""
     requests = [[record.open(PROMPT, room=1000)], [record.open((3,), room=1000)]]
-    for deed, number, jump in program:
+    for action, number, jump in program:
         branches = requests[number % len(requests)]
         branch = branches[number % len(branches)]
-        if deed == 0:
+        if action == 0:
             branches.append(record.fork(branch))
-        elif deed == 1 and len(branches) > 2:
+        elif action == 1 and len(branches) > 2:
             branches.remove(branch)
             record.join(branches[0], [branch])
-        elif deed == 2 and len(branches) > 1:
+        elif action == 2 and len(branches) > 1:
             branches.remove(branch)
             record.close(branch)
-        elif deed == 3:
+        elif action == 3:
             twin = record.fork(branch)
             branches.append(twin)
             at = record.next_position(branch) + jump * record.engine.free_positions
             record.step(Feed((branch, twin), (number,), (at,)), feed(twin, 91, at=at + 1))
-        elif deed == 6:  # its first tokens, as many as the prompts had at least
-            requests.append([record.open_like(branch, 1 + (jump if branch in requests[0] else 0))])
-        elif deed == 7 and branches is not requests[0]:
+        elif action == 6:  # its first tokens, as many as the prompts had at least
+            copied_tokens = 1 + jump if branch in requests[0] else 1
+            requests.append([record.open_like(branch, copied_tokens)])
+        elif action == 7 and branches is not requests[0]:
             record.close(*branches[1:])
             record.shrink(branches[0], 1)
             requests.append([record.open_like(branches[0], 1)])
             record.close(branches[0])
             requests.remove(branches)
         else:
-            free = [4 + jump] if record.engine.free_positions else []
-            feeds = [
-                feed(b, *[number] * (jump + 1), at=next(iter(free), record.next_position(b)))
-                for b in chain(*requests)
-            ]
-            record.step(*feeds[: deed * 2])
+            writers = [*chain(*requests)][: action * 2]
+            record.step(*(feed_of(record, writer, number, jump) for writer in writers))
     record.close(*chain(*requests))
+
+
+def feed_of(record: Recorder, writer: Branch, number: int, jump: int) -> Feed:
+    """Return a feed of some tokens, at a position of before if the engine lets it be any."""
+    at = 4 + jump if record.engine.free_positions else record.next_position(writer)
+    return feed(writer, *[number] * (jump + 1), at=at)
 
 
 # --- lives --------------------------------------------------------------------------------------
@@ -304,7 +321,8 @@ def run(record: Recorder, program: list[tuple[int, int, int]]) -> None:
 
 def test_closing_everything_frees_everything(subject: Subject) -> None:
     record = subject.record()
-    first, second = record.open(PROMPT), record.open((1, 2))
+    first = record.open(PROMPT)
+    second = record.open((1, 2))
     child = record.fork(first)
     record.step(feed(child, 20, at=4), feed(first, 10, at=4), feed(second, 50, at=2))
     assert subject.engine.slots_in_use == 4 + 2 + 3
@@ -317,20 +335,22 @@ def test_closing_everything_frees_everything(subject: Subject) -> None:
 
 def test_what_no_caller_may_do_is_an_assertion(subject: Subject) -> None:
     engine = subject.engine
-    main, other = engine.open(reserved_tokens=4), engine.open(reserved_tokens=4)
-    joined_one, child = engine.fork(main), engine.fork(main)
-    engine.join(main, [joined_one])
+    main = engine.open(reserved_tokens=4)
+    other = engine.open(reserved_tokens=4)
+    closed = engine.fork(main)
+    child = engine.fork(main)
+    engine.join(main, [closed])
     engine.step([feed(main, 1, at=0)])
     bugs: list[tuple[str, Callable[[], object]]] = [
         ("own branches", lambda: engine.join(main, [other])),
         ("within its request", lambda: engine.step([Feed((main, other), (1,), (1,))])),
         ("fed together", lambda: engine.step([Feed((main, child), (2,), (1,))])),
-        ("is not open", lambda: engine.close(joined_one)),
-        ("is not open", lambda: engine.fork(joined_one)),
-        ("is not open", lambda: engine.step([feed(joined_one, 1, at=0)])),
+        ("is not open", lambda: engine.close(closed)),
+        ("is not open", lambda: engine.fork(closed)),
+        ("is not open", lambda: engine.step([feed(closed, 1, at=0)])),
     ]
-    for said, act in bugs:
-        with pytest.raises(AssertionError, match=said):
+    for message, act in bugs:
+        with pytest.raises(AssertionError, match=message):
             act()
 
 
@@ -355,15 +375,16 @@ def test_a_prompt_that_the_model_cannot_take_is_refused(subject: Subject) -> Non
 
 def test_a_refused_step_leaves_no_trace(subject: Subject) -> None:
     record = subject.record()
-    main, other = record.open(PROMPT, room=3), record.open((1,), room=50)
+    main = record.open(PROMPT, room=3)
+    other = record.open((1,), room=50)
     good = feed(other, 9, at=1)
-    message = "no room for 4 more tokens: the request holds 4 of at most 7"
-    for bad, said in [
-        (feed(main, 1, 2, 3, 4, at=4), message),
+    no_room = "no room for 4 more tokens: the request holds 4 of at most 7"
+    for bad, message in [
+        (feed(main, 1, 2, 3, 4, at=4), no_room),
         (feed(main, 1, at=512), "position 512 is past the model's last, 511"),
         (feed(main, -1, at=4), "token id -1 is outside the model's vocabulary of 100"),
     ]:
-        assert refused(lambda bad=bad: subject.engine.step([good, bad])) == said  # type: ignore[misc]
+        assert refused(lambda bad=bad: subject.engine.step([good, bad])) == message  # type: ignore[misc]
     assert subject.engine.slots_in_use == 5
     record.step(good, feed(main, 1, 2, 3, at=4))
     assert_equals_recompute(record, subject.oracle)
@@ -372,7 +393,8 @@ def test_a_refused_step_leaves_no_trace(subject: Subject) -> None:
 def test_a_room_that_is_not_there_is_refused_and_those_taken_count_in_full(
     subject: Subject,
 ) -> None:
-    engine, cells = subject.engine, subject.engine.max_slots
+    engine = subject.engine
+    cells = engine.max_slots
     if cells is None:
         pytest.skip("this engine has as many cells as memory allows")
     main = engine.open(reserved_tokens=cells - 10)
@@ -386,14 +408,17 @@ def test_a_room_that_is_not_there_is_refused_and_those_taken_count_in_full(
 def test_room_that_was_given_back_is_taken_again(subject: Subject) -> None:
     engine = subject.engine
     assert isinstance(engine, CachedEngine)
-    first, stays = engine.open(reserved_tokens=10), engine.open(reserved_tokens=1)
+    first = engine.open(reserved_tokens=10)
+    second = engine.open(reserved_tokens=1)
     engine.close(first)
-    again = engine.open(reserved_tokens=10)
-    assert [engine._branch(one).request.start for one in (again, stays)] == [0, 10]
+    third = engine.open(reserved_tokens=10)
+    assert engine._branch(third).request.start == 0
+    assert engine._branch(second).request.start == 10
 
 
 def test_branches_that_are_not_there_are_refused(subject: Subject) -> None:
-    engine, branches = subject.engine, subject.engine.max_branches
+    engine = subject.engine
+    branches = engine.max_branches
     if branches is None:
         pytest.skip("this engine has as many branches as memory allows")
     main = engine.open(reserved_tokens=4)

@@ -32,16 +32,17 @@ from tests.engines.subjects import fast, speaking
 from tests.engines.test_torch import fork_join_go_on
 from tests.tiny import OPERATORS, TINY_MODELS, seeded, tiny_llama, tiny_model
 
-KINDS = [*sorted(PACKED), *(GGMLQuantizationType[one] for one in ("F32", "BF16", "Q5_1"))]
+KINDS = [*sorted(PACKED), *(GGMLQuantizationType[name] for name in ("F32", "BF16", "Q5_1"))]
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
 @pytest.fixture(scope="module")
 def native() -> Any:
     """Build the C++ code, or skip what needs it."""
-    if (found := load_operators(OPERATORS)) is None:
+    operators = load_operators(OPERATORS)
+    if operators is None:
         pytest.skip("needs a C++ compiler")
-    return found
+    return operators
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -73,14 +74,12 @@ def weight(kind: GGMLQuantizationType, outputs: int, inputs: int) -> GgufTensor:
 def test_weights_are_the_files(
     native: Any, kind: GGMLQuantizationType, outputs: int, inputs: int
 ) -> None:
-    """They come out as products with 1, so that the last bit may be another."""
-    weight_OI = weight(kind, outputs, inputs)
-    found_IO, expected_OI = (
-        NativeLinear(native, [Linear(weight_OI)])(torch.eye(inputs)),
-        weight_OI[:],
-    )
+    """Products with 1 are the weights, up to the last bit."""
+    tensor = weight(kind, outputs, inputs)
+    output_IO = NativeLinear(native, [Linear(tensor)])(torch.eye(inputs))
+    expected_OI = tensor[:]
     tolerance = 1e-6 * float(expected_OI.std())
-    torch.testing.assert_close(found_IO.T, expected_OI, rtol=1e-6, atol=tolerance)
+    torch.testing.assert_close(output_IO.T, expected_OI, rtol=1e-6, atol=tolerance)
 
 
 @each_kind
@@ -94,24 +93,28 @@ def test_a_row_does_not_depend_on_the_others(native: Any, kind: GGMLQuantization
             assert torch.equal(linear(input_QI[first:last]), together_QO[first:last])
 
 
+def adapted(tensor: GgufTensor, rank: int) -> Linear:
+    """Return a layer with a random adapter and bias."""
+    outputs, inputs = tensor.shape
+    added = (random(rank, inputs).bfloat16(), random(outputs, rank).bfloat16())
+    return Linear(tensor, added, random(outputs))
+
+
 @each_kind
 def test_joined_layers_have_adapters_and_biases_of_their_own(
     native: Any, kind: GGMLQuantizationType
 ) -> None:
-    sizes, ranks = (48, 16, 30), (5, None, 40)
     parts = [
-        Linear(
-            weight(kind, size, 256),
-            (random(rank, 256).bfloat16(), random(size, rank).bfloat16()) if rank else None,
-            random(size) if rank else None,
-        )
-        for size, rank in zip(sizes, ranks, strict=True)
+        adapted(weight(kind, 48, 256), rank=5),
+        Linear(weight(kind, 16, 256)),
+        adapted(weight(kind, 30, 256), rank=40),
     ]
     input_QI = random(7, 256, seed=1)
-    found_QO, expected_QO = NativeLinear(native, parts)(input_QI), merged_linear(parts)(input_QI)
+    output_QO = NativeLinear(native, parts)(input_QI)
+    expected_QO = merged_linear(parts)(input_QI)
     # Inputs of other weights than those of 32 bits are rounded.
     error = 1e-5 if kind.name in ("F32", "Q5_1") else 0.06
-    assert (found_QO - expected_QO).abs().max() < error * expected_QO.std()
+    assert (output_QO - expected_QO).abs().max() < error * expected_QO.std()
 
 
 # --- the library --------------------------------------------------------------------------------
@@ -153,7 +156,7 @@ def answers(engine: FastEngine) -> FloatArray:
     rows = [engine.step([fed(main, 90, 0), fed(other, 40, 0)])]
     rows.append(engine.step([fed(main, 80, 90), fed(other, 1, 40)]))
     children = [engine.fork(main), engine.fork(main)]
-    rows.append(engine.step([fed(one, 3 + 20 * n, 170) for n, one in enumerate(children)]))
+    rows.append(engine.step([fed(children[0], 3, 170), fed(children[1], 23, 170)]))
     engine.join(main, children)
     rows.append(engine.step([fed(other, 2, 41), fed(main, 33, 193)]))
     return np.concatenate(rows)
@@ -168,50 +171,48 @@ def test_the_cpp_code_computes_what_torch_does(
 ) -> None:
     shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": width}
     model = tiny_model(family, hidden_size=72, intermediate_size=60, **shape)
-    found, expected = (
-        answers(fast(ModelWeights(model), cache_dtype=dtype, plain=plain))
-        for plain in (False, True)
-    )
-    np.testing.assert_allclose(found, expected, rtol=0, atol=error)
+    logits = answers(fast(ModelWeights(model), cache_dtype=dtype))
+    expected = answers(fast(ModelWeights(model), cache_dtype=dtype, plain=True))
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=error)
 
 
 def prefilled(engine: FastEngine, cuts: list[int]) -> FloatArray:
-    """Return the logits behind a prompt of 120 tokens, fed in pieces."""
+    """Return the logits after a prompt of 120 tokens, fed in pieces."""
     ids = np.random.default_rng(3).integers(0, 100, 120).tolist()
     main = engine.open(reserved_tokens=121)
     for start, end in zip([0, *cuts], [*cuts, 120], strict=True):
-        found = engine.step([Feed((main,), tuple(ids[start:end]), tuple(range(start, end)))])
+        logits_FV = engine.step([Feed((main,), tuple(ids[start:end]), tuple(range(start, end)))])
     engine.close(main)
-    return found
+    return logits_FV
 
 
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_where_a_prompt_is_cut_changes_no_bit(name: str) -> None:
     engine = fast(ModelWeights(TINY_MODELS[name]()))
-    whole = prefilled(engine, [])
+    in_one_feed = prefilled(engine, [])
     random_ = np.random.default_rng(4)
     for _ in range(10):
         cuts = sorted(random_.choice(np.arange(1, 120), 4, replace=False).tolist())
-        np.testing.assert_array_equal(prefilled(engine, cuts), whole)
+        np.testing.assert_array_equal(prefilled(engine, cuts), in_one_feed)
 
 
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_other_requests_in_a_step_change_no_bit(name: str) -> None:
     engine = fast(ModelWeights(TINY_MODELS[name]()))
 
-    def beside(others: int) -> FloatArray:
+    def logits_with(others: int) -> FloatArray:
         requests = [engine.open(reserved_tokens=60) for _ in range(1 + others)]
         for start, request in enumerate(requests, 20):
             engine.step([Feed((request,), (start,) * start, tuple(range(start)))])
-        feeds = [Feed((one,), (9,), (start,)) for start, one in enumerate(requests, 20)]
+        feeds = [Feed((request,), (9,), (start,)) for start, request in enumerate(requests, 20)]
         row: FloatArray = engine.step(feeds)[0]
         for request in requests:
             engine.close(request)
         return row
 
-    alone = beside(0)
+    alone = logits_with(others=0)
     for others in (1, 2, 6, 31):
-        np.testing.assert_array_equal(beside(others), alone)
+        np.testing.assert_array_equal(logits_with(others), alone)
 
 
 @pytest.mark.parametrize("name", TINY_MODELS)
@@ -219,21 +220,25 @@ def test_which_branch_was_faster_changes_no_bit(name: str) -> None:
     engine = fast(ModelWeights(TINY_MODELS[name]()))
 
     def joined(turns: str) -> FloatArray:
+        """Return logits of three children, fed in these turns, and of their parent after them."""
         main = engine.open(reserved_tokens=300)
         engine.step([fed(main, 70, 0)])
-        children = {one: engine.fork(main) for one in "abc"}
-        at = dict.fromkeys(children, 70)
+        children = {child: engine.fork(main) for child in "abc"}
+        positions = dict.fromkeys(children, 70)
         rows: dict[str, FloatArray] = {}
         for turn in turns.split():
-            feeds = [Feed((children[one],), (ord(one) - at[one] % 9,), (at[one],)) for one in turn]
+            feeds = []
+            for child in turn:
+                position = positions[child]
+                feeds.append(Feed((children[child],), (ord(child) - position % 9,), (position,)))
+                positions[child] += 1
             rows |= dict(zip(turn, engine.step(feeds), strict=True))
-            at |= {one: at[one] + 1 for one in turn}
         first, *others = dict.fromkeys(reversed(turns.replace(" ", "")))
-        engine.join(children[first], [children[one] for one in others])
+        engine.join(children[first], [children[child] for child in others])
         engine.join(main, [children[first]])
         last = engine.step([fed(main, 3, 90)])
         engine.close(main)
-        return np.concatenate([np.stack([rows[one] for one in "abc"]), last])
+        return np.concatenate([np.stack([rows[child] for child in "abc"]), last])
 
     expected = joined("abc abc abc abc abc")
     for turns in ("a a a a a b b b b b c c c c c", "c bc bc a ab abc ab ac"):
@@ -243,12 +248,15 @@ def test_which_branch_was_faster_changes_no_bit(name: str) -> None:
 @pytest.mark.parametrize("plain", [False, True], ids=["C++", "torch"])
 @torch.no_grad()
 def test_an_adapter_beside_the_weights_is_the_merged_model(plain: bool) -> None:
-    model, merged, added = TINY_MODELS["qwen2"](), TINY_MODELS["qwen2"](), {}
+    model = TINY_MODELS["qwen2"]()
+    merged = TINY_MODELS["qwen2"]()
+    added = {}
     for name, layer in merged.named_modules():
         if isinstance(layer, nn.Linear) and name != "lm_head":
-            down_RI, up_OR = 0.3 * random(4, layer.in_features), random(layer.out_features, 4)
-            added[name] = (down_RI.bfloat16(), up_OR.bfloat16())
-            layer.weight += added[name][1].float() @ added[name][0].float()
+            down_RI = (0.3 * random(4, layer.in_features)).bfloat16()
+            up_OR = random(layer.out_features, 4).bfloat16()
+            added[name] = (down_RI, up_OR)
+            layer.weight += up_OR.float() @ down_RI.float()
     record = Recorder(fast(ModelWeights(model, added), plain=plain))
     fork_join_go_on(record)
     assert_equals_recompute(record, dense(merged))

@@ -32,31 +32,33 @@ def engine(path: Path) -> LlamaEngine:
 
 
 def sequences_in_cache(engine: LlamaEngine) -> int:
-    memory, last = engine._memory, engine.library.llama_memory_seq_pos_max
-    return sum(last(memory, sequence) >= 0 for sequence in range(MAX_SEQUENCES))
+    last_position = engine.library.llama_memory_seq_pos_max
+    positions = [last_position(engine._memory, sequence) for sequence in range(MAX_SEQUENCES)]
+    return sum(position >= 0 for position in positions)
 
 
 def test_the_cache_is_empty_after_random_programs(engine: LlamaEngine) -> None:
     random = Random(0)
     for _ in range(200):
-        deeds = [tuple(map(random.randrange, (8, VOCABULARY, 4))) for _ in range(12)]
-        run(Recorder(engine), deeds)  # type: ignore[arg-type]
+        program = [tuple(map(random.randrange, (8, VOCABULARY, 4))) for _ in range(12)]
+        run(Recorder(engine), program)  # type: ignore[arg-type]
         assert engine.slots_in_use == sequences_in_cache(engine) == 0
 
 
 def test_a_step_larger_than_a_batch_is_decoded_in_several(engine: LlamaEngine) -> None:
     ids = tuple(n % 90 for n in range(500))
-    whole, halves = engine.open(reserved_tokens=500), engine.open(reserved_tokens=500)
+    in_one_feed = engine.open(reserved_tokens=500)
+    in_two_feeds = engine.open(reserved_tokens=500)
     logits_FV = engine.step(
         [
-            Feed((whole,), ids, tuple(range(500))),
-            Feed((halves,), ids[:250], tuple(range(250)), wants_logits=False),
-            Feed((halves,), ids[250:], tuple(range(250, 500))),
+            Feed((in_one_feed,), ids, tuple(range(500))),
+            Feed((in_two_feeds,), ids[:250], tuple(range(250)), wants_logits=False),
+            Feed((in_two_feeds,), ids[250:], tuple(range(250, 500))),
         ]
     )
     np.testing.assert_allclose(logits_FV[0], logits_FV[1], rtol=0, atol=1e-4)
-    engine.close(whole)
-    engine.close(halves)
+    engine.close(in_one_feed)
+    engine.close(in_two_feeds)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -76,8 +78,11 @@ def test_each_token_takes_one_cell_of_the_library(path: Path) -> None:
     exact.step([Feed((main,), (9,) * 5, tuple(range(131, 136)))])
     assert exact.slots_in_use == 256
     batch = exact.library.llama_batch_init(1, 0, 1)
-    batch.n_tokens, batch.token[0], batch.pos[0] = 1, 7, 136
-    batch.n_seq_id[0], batch.seq_id[0][0] = 1, 0
+    batch.n_tokens = 1
+    batch.token[0] = 7
+    batch.pos[0] = 136
+    batch.n_seq_id[0] = 1
+    batch.seq_id[0][0] = 0
     assert exact.library.llama_decode(exact.context, batch) == 1  # it finds no cell
     exact.library.llama_batch_free(batch)
     exact.close(main)

@@ -15,9 +15,16 @@ def random_rows(lengths: list[int], device: str = "cpu") -> SlotRows:
     lists = [torch.randperm(SLOTS)[:length] for length in lengths]
     starts = [sum(lengths[:row]) for row in range(len(lengths))]
     positions_S = torch.randint(0, 300, (SLOTS,))
-    made = [torch.randint(0, 300, (len(lengths),)), positions_S, torch.tensor(starts)]
-    made += [torch.tensor(lengths), torch.cat([*lists, torch.zeros(1, dtype=torch.long)])]
-    return SlotRows(torch.arange(len(lengths)).to(device), *(one.int().to(device) for one in made))
+    positions_Q = torch.randint(0, 300, (len(lengths),))
+    padding = torch.zeros(1, dtype=torch.long)
+    return SlotRows(
+        written_Q=torch.arange(len(lengths)).to(device),
+        positions_Q=positions_Q.int().to(device),
+        positions_S=positions_S.int().to(device),
+        starts_Q=torch.tensor(starts).int().to(device),
+        lengths_Q=torch.tensor(lengths).int().to(device),
+        lists=torch.cat([*lists, padding]).int().to(device),
+    )
 
 
 def random_inputs(
@@ -26,8 +33,8 @@ def random_inputs(
     """Return query_QHD, not contiguous, as models give it; keys_GSD and values_GSD."""
     query_QHD = torch.randn(heads, queries, width).transpose(0, 1)
     cache = torch.randn(2, kv_heads, SLOTS, width)
-    keys_GSD, values_GSD, query_QHD = (one.to(device, dtype) for one in (*cache, query_QHD))
-    return query_QHD, keys_GSD, values_GSD
+    keys_GSD, values_GSD = cache.to(device, dtype)
+    return query_QHD.to(device, dtype), keys_GSD, values_GSD
 
 
 SHAPES = [(4, 2, 64), (6, 1, 80), (3, 3, 96), (8, 1, 128), (4, 4, 256), (20, 1, 16)]
@@ -48,9 +55,9 @@ def test_the_kernel_computes_the_formula_on_a_gpu(
     torch.manual_seed(width)
     rows = random_rows(lengths, "cuda")
     inputs = random_inputs(heads, kv_heads, width, len(lengths), dtype, "cuda")
-    query_QHD, keys_GSD, values_GSD = (one.float() for one in inputs)
+    query_QHD, keys_GSD, values_GSD = (tensor.float() for tensor in inputs)
     exact = attend_plainly(query_QHD, keys_GSD, values_GSD, rows, 0.1, window)
-    got = attend(*inputs, rows, 0.1, window)
-    assert got.dtype == dtype
+    output = attend(*inputs, rows, 0.1, window)
+    assert output.dtype == dtype
     tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
-    torch.testing.assert_close(got.float(), exact, rtol=0, atol=tolerance)
+    torch.testing.assert_close(output.float(), exact, rtol=0, atol=tolerance)

@@ -20,9 +20,10 @@ PROMPT = (5, 17, 42, 8)
 
 def fork_join_go_on(record: Recorder) -> None:
     main = record.open(PROMPT)
-    child, other = record.fork(main), record.fork(main)
+    child = record.fork(main)
+    other = record.fork(main)
     record.step(Feed((main, child), (90,), (4,)), Feed((child,), (91,), (5,)))
-    record.step(*(Feed((b,), (20,), (6,)) for b in (main, child, other)))
+    record.step(*(Feed((branch,), (20,), (6,)) for branch in (main, child, other)))
     record.join(main, [child, other])
     record.step(Feed((main,), (30, 31), (7, 8)))
     record.close(main)
@@ -48,19 +49,26 @@ def test_a_step_is_one_pass_that_computes_each_token_once_and_the_rows_that_are_
     computed, rows = watched(model)
     record = Recorder(engine)
     fork_join_go_on(record)
-    assert [token for one in computed for token in one] == record.ids
+    assert [token for pass_ids in computed for token in pass_ids] == record.ids
     assert rows == [1, 2, 3, 1]
     branches = [engine.open(reserved_tokens=8) for _ in range(3)]
-    engine.step([Feed((one,), PROMPT, (0, 1, 2, 3), one != branches[1]) for one in branches])
+    engine.step(
+        [
+            Feed((branches[0],), PROMPT, (0, 1, 2, 3)),
+            Feed((branches[1],), PROMPT, (0, 1, 2, 3), wants_logits=False),
+            Feed((branches[2],), PROMPT, (0, 1, 2, 3)),
+        ]
+    )
     assert (len(computed), rows[4:]) == (5, [2])
 
 
 def test_requests_that_do_not_fit_beside_each_other_wait_their_turn() -> None:
     engine = TorchEngine(tiny_llama(), cache_tokens=100)
-    first, second = engine.open(reserved_tokens=40), engine.open(reserved_tokens=40)
+    first = engine.open(reserved_tokens=40)
+    second = engine.open(reserved_tokens=40)
     engine.close(first)
-    said = r"50 tokens in one piece: the widest gap .* 100 slots is 40"
-    with pytest.raises(PastaError, match=said):
+    message = r"50 tokens in one piece: the widest gap .* 100 slots is 40"
+    with pytest.raises(PastaError, match=message):
         engine.open(reserved_tokens=50)
     third = engine.open(reserved_tokens=40)
     engine.close(second)
@@ -74,7 +82,8 @@ def test_padded_passes_have_few_sizes() -> None:
     model = tiny_llama()
     engine = padded(model, cache_tokens=1100)
     computed, rows = watched(model)
-    main, start = engine.open(reserved_tokens=1100), 0
+    main = engine.open(reserved_tokens=1100)
+    start = 0
     for length in (1, 3, 65, 257, 700):
         positions = tuple(position % 500 for position in range(start, start + length))
         engine.step([Feed((main,), (1,) * length, positions)])
@@ -105,10 +114,12 @@ def test_a_model_taken_over_still_answers_a_plain_padded_call(
 ) -> None:
     taken = make()
     TorchEngine(taken)
-    ids, mask = torch.tensor([[1, 2, 3, 4], [0, 0, 5, 6]]), torch.tensor([[1] * 4, [0, 0, 1, 1]])
+    ids = torch.tensor([[1, 2, 3, 4], [0, 0, 5, 6]])
+    mask = torch.tensor([[1] * 4, [0, 0, 1, 1]])
     with torch.no_grad():
-        got, expected = (m(ids, attention_mask=mask).logits for m in (taken, make()))
-    torch.testing.assert_close(got[mask.bool()], expected[mask.bool()], rtol=0, atol=TOLERANCE)
+        logits = taken(ids, attention_mask=mask).logits
+        expected = make()(ids, attention_mask=mask).logits
+    torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], rtol=0, atol=TOLERANCE)
 
 
 # --- refusals -----------------------------------------------------------------------------------
