@@ -106,6 +106,14 @@ def read_prompts(path: Path) -> list[str]:
     return list(_parse_or_raise(path, _single_prompt))
 
 
+def parse_prompts(path: Path, parse: Callable[[JsonObject], Item]) -> Iterator[tuple[str, Item]]:
+    """Yield each prompt of a file with what `parse` returns for the fields of its line.
+
+    Raises PastaError, also one of `parse`, with file and line.
+    """
+    return _parse_or_raise(path, lambda fields: (_single_prompt(fields), parse(fields)))
+
+
 def read_questions(path: Path) -> list[Question]:
     """Return the prompts of an evaluation. Raises PastaError for an empty or a repeated one."""
     ids: set[str] = set()
