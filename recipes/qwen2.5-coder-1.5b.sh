@@ -7,11 +7,13 @@
 #   SMOKE=1 DEVICE=cpu OUT=runs/smoke recipes/qwen2.5-coder-1.5b.sh     each step, on next to nothing
 #
 # PROMPTS is what the models are compared on, and never trained on: JSONL or AlpacaEval's JSON.
-# JUDGE, an annotator of the package alpaca_eval, compares the answers with the baseline's.
+# JUDGE, an annotator of the package alpaca_eval, compares the answers with the baseline's. QUALITY
+# is what stage 2 grades its samples by, such as "judge --judge-base-url URL --judge-model NAME".
+# The likelihood runs everywhere, but agrees with people in only half of the pairs.
 set -eu
 cd "$(dirname "$0")/.."
 : "${DEVICE:=cuda}" "${OUT:=runs/qwen2.5-coder-1.5b}" "${PROMPTS:=data/sync_prompts.jsonl}"
-: "${MARKED=data/annotated_own.jsonl.gz}" "${LAUNCH:=pasta}" "${RANK:=8}" "${RATE:=3e-4}" "${PAIRS:=4}"
+: "${MARKED=data/annotated_own.jsonl.gz}" "${LAUNCH:=pasta}" "${RANK:=8}" "${RATE:=3e-4}" "${PAIRS:=8}" "${QUALITY:=likelihood}"
 if [ -z "${SMOKE:-}" ]; then
   : "${MODEL:=qwen2.5-coder-1.5b}"
   few='' steps='' own_tokens=1000 asked=320 samples=6 tokens=400
@@ -32,7 +34,7 @@ mkdir -p "$OUT"
 cat > "$OUT/settings.yaml" <<END
 sft: {epochs: 2, $steps learning_rate: $RATE, lora_rank: $RANK, warmup_steps: 15,
   max_tokens: 1024, pack_tokens: $PACK, packs_per_step: $PACKS}
-preference: {rounds: 2, limit: $asked, samples: $samples, baseline_samples: 1, max_tokens: $tokens,
+preference: {rounds: 2, limit: $asked, samples: $samples, max_tokens: $tokens,
   pairs_per_step: $PAIRS, cache_tokens: $CACHE}
 END
 case $MODEL in */*) ;; *) pasta pull "$MODEL" ;; esac # others are folders or names on the hub
@@ -65,6 +67,7 @@ for point in fast:0.5 balanced:2 quality:8; do
   out=$OUT/${point%:*}
   step "$out/adapter" $LAUNCH train preference $train --device "$DEVICE" --lambda "${point#*:}" \
     --prompts data/preference_prompts.jsonl --policy "$OUT/sft" --baseline "$OUT/sequential" \
+    --quality $QUALITY --replay "$OUT/rows.jsonl" \
     ${first:+--samples-from "$first"} --out "$out"
   first=${first:-$out}
 done

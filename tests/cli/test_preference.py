@@ -3,16 +3,21 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pasta_decoding.data.lines import read_lines
+from pasta_decoding.errors import PastaError
+from pasta_decoding.training.quality import GradeKey, read_grades
+from tests.chatserver import Act, Body, ChatServer, chat_server, failure
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta
 
-FLAGS = ["--samples", "4", "--max-tokens", "40", "--engine", "torch"]
-SAMPLING = {"dtype": "float32", "baseline_samples": 1, "max_prompt_chars": 50}
+FLAGS = ["--samples", "4", "--max-tokens", "40", "--engine", "torch", "--quality", "likelihood"]
+SAMPLING = {"dtype": "float32", "max_prompt_chars": 50}
 TRAINING = {"pairs_per_step": 1, "bf16": False}
+ROW = {"instruction": "Two?", "response": 'Rome <promise topic="a" tokens="10"/><async>is.</async>'}
 
 
 @pytest.fixture
@@ -30,8 +35,11 @@ def train(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, prompts: Path, tmp_path
     def run(*flags: object, out: str = "run") -> Outcome:
         file = tmp_path / "run.yaml"
         file.write_text(json.dumps(SAMPLING | TRAINING))
+        rows = tmp_path / "rows.jsonl"
+        rows.write_text(json.dumps(ROW))
         adapters = ["--policy", tiny_checkpoint.adapter, "--baseline", tiny_checkpoint.adapter]
         where = ["--prompts", prompts, "--out", tmp_path / out, "--model", tiny_checkpoint.base]
+        where += ["--replay", rows]
         return pasta("train", "preference", *where, *adapters, "--config", file, *FLAGS, *flags)
 
     return run
@@ -62,7 +70,7 @@ def test_pairs_that_somebody_has_are_trained_on_without_a_sample(
     file.write_text(json.dumps(TRAINING))
     where = ["--pairs", pairs, "--out", out, "--model", tiny_checkpoint.base]
     command = ["train", "preference", *where, "--policy", tiny_checkpoint.adapter]
-    command += ["--config", file, "--max-tokens", "250"]
+    command += ["--config", file, "--max-tokens", "250", "--objective", "square"]
     outcome = pasta(*command)
     assert (outcome.status, outcome.out) == (0, f"{out / 'adapter'}\n"), outcome.err
     for line in (
@@ -74,7 +82,7 @@ def test_pairs_that_somebody_has_are_trained_on_without_a_sample(
         assert line in outcome.err.splitlines()
     steps = read_lines(out / "round-1" / "train" / "metrics.jsonl")
     assert [step["target"] for step in steps] == [1, 1, 1]  # nats: the gap of the better one of two
-    assert (steps[0]["gap"], steps[0]["drift"]) == (0, 0)
+    assert (steps[0]["ratio_best"], steps[0]["ratio_worst"]) == (0, 0)
     assert {path.name for path in out.glob("*.json*")} == {"config.json", "inputs.json"}
     again = pasta(*command)
     assert (again.status, "step 1/3" in again.err) == (0, False)
@@ -109,6 +117,83 @@ def test_a_round_prints_the_folder_of_the_adapter_and_another_lambda_takes_its_s
     assert samples[0].read_text() == samples[1].read_text()
 
 
+def test_a_run_waits_for_grades_and_goes_on_when_they_are_there(
+    train: Pasta, tmp_path: Path
+) -> None:
+    grades = tmp_path / "grades.jsonl"
+    waiting = train("--quality", grades)
+    answers = tmp_path / "run" / "round-1" / "answers.jsonl"
+    assert waiting.status == 2
+    assert f"waiting for {grades}: 15 of 15 answers have no grade there" in waiting.err
+    assert str(answers) in waiting.err
+    keys = [{"prompt": line["prompt"], "number": line["number"]} for line in read_lines(answers)]
+    assert [key["number"] for key in keys[:5]] == ["baseline", 0, 1, 2, 3]
+    lines = [key | {"grade": index % 7} for index, key in enumerate(keys)]
+    grades.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    finished = train("--quality", grades)
+    assert finished.status == 0, finished.err
+    assert "sampling" not in finished.err, "the samples of the first call serve"
+    assert read_lines(tmp_path / "run" / "round-1" / "grades.jsonl") == lines
+
+
+def prefers_the_shorter(_number: int, body: Body) -> str:
+    question = body["messages"][0]["content"]
+    first, second = (
+        question.partition(f"<answer_{letter}>")[2].partition(f"</answer_{letter}>")[0]
+        for letter in "AB"
+    )
+    return "A" if len(first) < len(second) else "B"
+
+
+def test_a_judge_grades_and_what_it_said_before_it_was_down_is_not_asked_again(
+    train: Pasta, tmp_path: Path
+) -> None:
+    def dies(number: int, body: Body) -> Act:
+        return prefers_the_shorter(number, body) if number < 6 else failure(401)
+
+    def judge(server: ChatServer) -> list[str]:
+        return ["--judge-base-url", server.base_url, "--judge-model", "m", "--quality", "judge"]
+
+    verdicts = tmp_path / "run" / "round-1" / "verdicts.jsonl"
+    with chat_server(dies) as server:
+        broken = train(*judge(server))
+    assert broken.status == 2
+    assert "Traceback" not in broken.err
+    lines_before = read_lines(verdicts)
+    assert lines_before
+    with chat_server(prefers_the_shorter) as server:
+        assert train(*judge(server)).status == 0
+    assert read_lines(verdicts)[: len(lines_before)] == lines_before
+    answers = read_lines(tmp_path / "run" / "round-1" / "answers.jsonl")
+    lengths = {(line["prompt"], line["number"]): len(line["answer"].strip()) for line in answers}
+    for grade in read_lines(tmp_path / "run" / "round-1" / "grades.jsonl"):
+        excess = lengths[grade["prompt"], grade["number"]] - lengths[grade["prompt"], "baseline"]
+        expected = 0.5 if excess == 0 else float(excess < 0)
+        if excess or grade["number"] == "baseline":
+            assert grade["grade"] == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ({"prompt": "?", "number": 0, "grade": 1}, "no answer has prompt '?' and number 0"),
+        ({"grade": "good"}, "the grade 'good' is no finite number"),
+        ({"grade": None}, "the grade None is no finite number"),
+        ({"grade": True}, "the grade True is no finite number"),
+        ({"grade": float("inf")}, "the grade inf is no finite number"),
+        ({}, "a second grade of prompt "),
+    ],
+)
+def test_a_wrong_grade_is_told_with_its_line(line: Any, complaint: str, tmp_path: Path) -> None:
+    answers: dict[GradeKey, str] = {("p", "baseline"): "Yes.", ("p", 0): "No."}
+    first = {"prompt": "p", "number": "baseline", "grade": 1}
+    grades = tmp_path / "grades.jsonl"
+    second = {"prompt": "p", "number": 0} | line if line else first
+    grades.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
+    with pytest.raises(PastaError, match=re.escape(f"{grades}:2: {complaint}")):
+        read_grades(grades, answers, tmp_path / "answers.jsonl")
+
+
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
@@ -116,8 +201,11 @@ def test_a_round_prints_the_folder_of_the_adapter_and_another_lambda_takes_its_s
         (["--samples-from", "nowhere"], "pasta: cannot read nowhere/config.json"),
         (["--engine", "llama"], "pasta: the llama engine needs llama-cpp-python"),
         (["--policy", ""], "pasta: --policy is missing"),
+        (["--quality", ""], "pasta: --quality is missing"),
+        (["--quality", "judge"], "pasta: --judge-base-url is missing"),
+        (["--quality", "grades.jsonl", "--rounds", "2"], "a file of grades is for one round"),
         (["--engine", "remote"], "was not trained for the join text, under which stage 2"),
-        (["--pairs", "x"], "sampled with --pairs: leave out prompts, baseline, engine, samples"),
+        (["--pairs", "x"], "sampled with --pairs: leave out prompts, baseline, engine, quality"),
     ],
 )
 def test_what_cannot_work_is_told_in_a_line(wrong: list[str], complaint: str, train: Pasta) -> None:

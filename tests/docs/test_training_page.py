@@ -30,7 +30,7 @@ ANNOTATED = "\n".join(
 )
 ENGINE = "--engine torch"
 SMALLER = {
-    "train preference": f"--samples 8 --rounds 1 --max-tokens 80 {ENGINE}",
+    "train preference": f"--samples 8 --rounds 1 --max-tokens 80 --quality likelihood {ENGINE}",
     "train preference --pairs": "--max-tokens 80",
     "train sft": "--max-steps 2 --max-length 256 --pack-tokens 256 --packs-per-step 2",
     "eval generate": f"--max-tokens 24 --dtype float32 {ENGINE}",

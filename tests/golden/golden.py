@@ -103,7 +103,7 @@ ROWS = [
 ]
 
 
-LOSSES = ("step", "loss", "text_loss", "control_loss", "sft", "square", "gap", "target")
+LOSSES = ("step", "loss", "text_loss", "control_loss", "sft", "replay", "ratio_best", "ratio_worst")
 
 
 def losses() -> dict[str, Any]:
@@ -131,7 +131,8 @@ def losses() -> dict[str, Any]:
         policy = ["--policy", str(adapter), "--baseline", str(adapter), "--engine", "torch"]
         where = ["--prompts", str(prompts), "--out", str(here / "preference")]
         size = ["--samples", "6", "--max-tokens", "80"]
-        rare = {"baseline_samples": 2, "dtype": "float32", "pairs_per_step": 1}
+        size += ["--quality", "likelihood", "--replay", str(rows)]
+        rare = {"dtype": "float32", "pairs_per_step": 1}
         file = _settings(here / "preference.yaml", **rare, **shared)
         _pasta("train", "preference", *policy, *where, *size, *common, *file)
         return {

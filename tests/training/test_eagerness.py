@@ -230,6 +230,7 @@ def tiny_round(tmp_path_factory: pytest.TempPathFactory) -> Round:
         name="round-1",
         count=config.samples,
         rules=replace(config.rules, eagerness=2.0),
+        temperature=config.temperature,
         config=config,
     )
     return Round(checkpoint, config, samples)

@@ -13,12 +13,13 @@ import torch
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import open_local
 from pasta_decoding.data.lines import read_lines
-from pasta_decoding.data.rows import question_of
+from pasta_decoding.data.rows import Row, question_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.catalog import adapter_on
 from pasta_decoding.models.load import load_model
 from pasta_decoding.scheduling.decoder import LocalDecoder
-from pasta_decoding.training import bonbon, preference, score
+from pasta_decoding.training import pairs as pairs_module
+from pasta_decoding.training import preference, quality, score
 from pasta_decoding.training import sample as sample_module
 from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.lora import save
@@ -30,6 +31,11 @@ from tests.training.tiny_runs import files, losses
 
 PROMPTS = [question_of(question) for question in ("Why?", "How?", "What?")]
 WEIGHTS = "adapter_model.safetensors"
+PART = '<promise topic="a" tokens="10"/><async>Aha.</async>'
+REPLAY = [
+    Row("r1", "", "Why?", f"Two: {PART} and more.<sync/> So it is."),
+    Row("r2", "", "How?", "Like this."),
+]
 
 
 class World:
@@ -44,7 +50,8 @@ class World:
             engine="torch",
             dtype="float32",
             samples=4,
-            baseline_samples=1,
+            quality="likelihood",
+            replay=("rows.jsonl",),
             max_tokens=40,
             learning_rate=1e-3,
             warmup_steps=0,
@@ -56,7 +63,8 @@ class World:
     def train(
         self, out: Path, config: PreferenceConfig | None = None, prompts: Any = PROMPTS
     ) -> Path:
-        run = PreferenceRun(config or self.config, self.checkpoint.base, out, out / "cache")
+        config = config or self.config
+        run = PreferenceRun(config, self.checkpoint.base, out, out / "cache", replay=REPLAY)
         return run.train(prompts)
 
 
@@ -124,19 +132,32 @@ def test_a_round_leaves_all_samples_scores_pairs_and_an_adapter(
 
 
 def test_at_the_first_step_nothing_has_moved_away_from_the_reference(finished_run: Path) -> None:
-    """The gap is 0 there, exactly: reference and training compute the same forward."""
+    """The ratios are 0 there, exactly: reference and training compute the same forward."""
     first = read_lines(finished_run / "round-1" / "train" / "metrics.jsonl")[0]
-    assert (first["gap"], first["drift"]) == (0, 0)
-    assert first["square"] == pytest.approx(first["target"] ** 2)
-    expected = 0.005 * first["sft"] + 0.995 * first["square"]
-    assert first["loss"] == pytest.approx(expected, rel=1e-3)
+    assert (first["ratio_best"], first["ratio_worst"]) == (0, 0)
 
 
-def test_training_brings_the_gap_towards_its_target(tiny: World, sampled: Path) -> None:
-    tiny.train(sampled, replace(tiny.config, epochs=12, save_every_steps=1000))
-    last = read_lines(sampled / "round-1" / "train" / "metrics.jsonl")[-1]
-    assert last["gap"] > 0.5 * last["target"]
-    assert last["accuracy"] == 1
+def test_training_brings_the_ratios_towards_their_targets(tiny: World, sampled: Path) -> None:
+    config = replace(tiny.config, epochs=12, save_every_steps=1000)
+    tiny.train(sampled, config)
+    lines = read_lines(sampled / "round-1" / "train" / "metrics.jsonl")
+    assert lines[-1]["ratio_best"] > 0.2
+    assert lines[-1]["ratio_worst"] < -0.5
+
+
+def test_what_was_watched_stands_in_the_summary(finished_run: Path) -> None:
+    summary = json.loads((finished_run / "round-1" / "summary.json").read_text())
+    assert summary["watched"] == read_lines(finished_run / "round-1" / "watch.jsonl")
+    assert summary["watched"][0].keys() == {"step", "end", "sync"}
+    assert summary["stopped"] is None
+
+
+@pytest.mark.parametrize("objective", ["square", "sigmoid"])
+def test_bonbon_s_gap_grows(objective: Any, tiny: World, sampled: Path) -> None:
+    config = replace(tiny.config, epochs=8, objective=objective, save_every_steps=1000)
+    tiny.train(sampled, config)
+    lines = read_lines(sampled / "round-1" / "train" / "metrics.jsonl")
+    assert (lines[0]["gap"], lines[-1]["gap"] > 1) == (0, True)
 
 
 def dying(function: Callable[..., Any], calls: int) -> Callable[..., Any]:
@@ -156,9 +177,9 @@ def dying(function: Callable[..., Any], calls: int) -> Callable[..., Any]:
 MOMENTS = {
     "in the baseline's sampling": (sample_module, "append_line", 2),
     "in sampling": (sample_module, "append_line", 3 + 5),
-    "in scoring": (score, "measure", 2),
+    "in grading": (quality, "encode_grade", 2),
     "before pairs are written": (score, "summarise", 1),
-    "in the reference": (bonbon, "label_logprobs", 2),
+    "in the reference": (pairs_module, "label_logprobs", 2),
     "in training": (torch.optim.AdamW, "step", 2),
     "before the adapter is written": (preference, "save", 1),
     "before the last copy": (preference, "copy_whole", 1),
@@ -211,7 +232,7 @@ def test_another_lambda_takes_over_samples_and_what_was_measured(
     assert ours != theirs
     first = losses(sampled / "round-1" / "train")[0]
     assert first["sft"] == pytest.approx(first["loss"])
-    assert "gap" not in first
+    assert "ratio_best" not in first
 
 
 def test_samples_are_shared_whole_and_only_between_runs_that_would_make_the_same(
@@ -290,7 +311,7 @@ def test_adapters_that_do_not_fit_and_idle_gpus_are_refused_before_the_work(
 
 def test_quality_is_what_the_baseline_would_write_and_no_repetition(tiny: World) -> None:
     source = tiny.checkpoint.source
-    rated = score.likelihood_rate(source, dtype="float32")("Why?", ["", "abc", "a b c d " * 6])
+    rated = quality.likelihood_rate(source, dtype="float32")("Why?", ["", "abc", "a b c d " * 6])
     decoder = torch_decoder(source.weights, source.adapter)
     loaded = load_model(source)
     prompt = decoder.prompt_ids("Why?", 10)

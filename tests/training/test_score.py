@@ -1,9 +1,7 @@
 """Best and worst of a prompt: what may win, what may not, and by which scale terms are added."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean
 from typing import Any
 
 import pytest
@@ -11,27 +9,19 @@ import pytest
 from pasta_decoding.answer.text import tree_of
 from pasta_decoding.data.rows import question_of
 from pasta_decoding.lang.layout import ChunkRun, MainRun, PromiseRun, Segment, SyncRun
-from pasta_decoding.lang.tree import read, strip, text_form
+from pasta_decoding.lang.tree import text_form
 from pasta_decoding.training.sample import Sample, decode_sample, encode_sample
 from pasta_decoding.training.score import (
-    QUALITY_SPREAD,
     PreferencePair,
     ScoreParts,
-    baseline_tokens,
     choose_pairs,
     measure,
-    raw_scores,
     score_parts,
 )
 from tests.law import world
 
 ASKED = question_of("?")
 SPACED = replace(world.VOCABULARY, decode=lambda ids: "".join(f"w{token} " for token in ids))
-
-
-def flat(_instruction: str, texts: Sequence[str]) -> list[float]:
-    """All texts are equally good."""
-    return [0.0] * len(texts)
 
 
 def sample(number: int, bodies: list[list[int]], *, prompt: str = "p", steps: int = 50) -> Sample:
@@ -56,72 +46,96 @@ def sample(number: int, bodies: list[list[int]], *, prompt: str = "p", steps: in
 
 
 def part(number: int, tokens: int, steps: int, **changes: Any) -> ScoreParts:
-    plain: dict[str, Any] = {"prompt": "p", "new_tokens": tokens, "quality": 0.0}
-    plain |= {"plain_tokens": tokens, "critical_path": steps, "finished": True, "sound": True}
-    scored = ScoreParts(number=number, **plain | changes)
+    """An answer as good as the baseline's, which has 100 tokens and the quality 0."""
+    fields: dict[str, Any] = {
+        "prompt": "p",
+        "plain_tokens": tokens,
+        "critical_path": steps,
+        "quality": 0.0,
+        "baseline_quality": 0.0,
+        "baseline_tokens": 100,
+        "finished": True,
+        "sound": True,
+    }
+    scored = ScoreParts(number=number, **fields | changes)
     return replace(scored, sound=scored.sound and scored.finished)
 
 
-def ranked(parts: list[ScoreParts], lambda_: float | None = 0.0, baseline: int = 100) -> list[int]:
+def ranked(parts: list[ScoreParts], lambda_: float | None = 0.0) -> list[int]:
     """Return the numbers of the answers, the best first."""
-    scores = raw_scores(parts, {"p": baseline}, lambda_)
-    return [parts[index].number for index in scores.argsort()[::-1]]
+    scores = score_parts(parts, lambda_, half_grade=0.5)
+    order = sorted(zip(scores, parts, strict=True), key=lambda scored: -(scored[0] or 0.0))
+    return [scored_part.number for _, scored_part in order]
 
 
 def pairs_of(samples: list[Sample], parts: list[ScoreParts]) -> list[PreferencePair]:
-    """Choose pairs by efficiency alone."""
-    prompts = {part.prompt for part in parts}
-    return choose_pairs(samples, parts, list(raw_scores(parts, dict.fromkeys(prompts, 100.0), 0)))
-
-
-SLOW = part(0, 100, 100, quality=-1.0)
-FAST = part(1, 100, 10, quality=-2.0)
+    """Choose pairs by speed alone."""
+    return choose_pairs(samples, parts, score_parts(parts, 0.0, half_grade=0.5))
 
 
 @pytest.mark.parametrize(
     ("parts", "lambda_", "best"),
     [
-        # A short answer does not win by being short: 100 tokens in 8 steps would be far the most.
-        ([part(0, 10, 8), part(1, 100, 50)], 0.0, 1),
-        # Text beyond the baseline's length earns nothing.
-        ([part(0, 300, 75), part(1, 100, 40)], 0.0, 1),
+        # The fewer steps, the better.
+        ([part(0, 100, 100), part(1, 100, 60)], 0.0, 1),
+        # Text beyond the baseline's length costs.
+        ([part(0, 300, 60), part(1, 100, 70)], 0.0, 1),
+        # An answer that is worse than the baseline's by more than half a grade earns no speed.
+        ([part(0, 100, 60, quality=-0.6), part(1, 100, 90)], 0.0, 1),
+        ([part(0, 100, 60, quality=-0.4), part(1, 100, 90)], 0.0, 0),
+        # Beyond twice the speed, quality decides.
+        ([part(0, 100, 10, quality=0.1), part(1, 100, 40, quality=0.2)], 1.0, 1),
         # Infinity is quality alone.
-        ([SLOW, FAST], None, 0),
-        ([SLOW, FAST], 0.0, 1),
+        ([part(0, 100, 100, quality=1.0), part(1, 100, 10)], None, 0),
     ],
 )
 def test_what_wins(parts: list[ScoreParts], lambda_: float | None, best: int) -> None:
     assert ranked(parts, lambda_)[0] == best
 
 
-def test_ten_chunks_that_say_the_same_lose_to_one() -> None:
-    """The same critical path, and ten times the text; but none of it new."""
-    body = list(range(20, 40))
-    other = [[20 + 2 * n, 21 + 2 * n, 50 + n] for n in range(10)]
-    answers = [sample(0, [body] * 10), sample(1, [body]), sample(2, other)]
-    parts = measure(ASKED, answers, flat)
-    assert [score_part.new_tokens for score_part in parts] == [20, 20, 30]
-    assert parts[0].quality == pytest.approx(-2.0 * 9 / 10)
-    # The repeats' promises take steps of the main thread, about four each.
-    parts[0] = replace(parts[0], critical_path=50 + 9 * 4)
-    assert ranked(parts, baseline=200) == [2, 1, 0]
+def test_a_score_by_hand() -> None:
+    """Deviations within the prompt are -1, 0 and 1, so q is the quality over sqrt(2/3)."""
+    parts = [
+        part(0, 100, 80, quality=1.0),
+        part(1, 200, 80, quality=2.0),
+        part(2, 100, 80, quality=3.0),
+    ]
+    scores = score_parts(parts, 2.0, half_grade=0.5)
+    speed = math.log(100 / 80)
+    deviation = math.sqrt(2 / 3)
+    length_cost = 0.5 * (math.log(2) - 0.1)
+    expected = [2 * 1 / deviation, 2 * 2 / deviation - length_cost, 2 * 3 / deviation]
+    assert scores == pytest.approx([term + speed for term in expected])
 
 
-def test_repeated_runs_of_words_and_chunks_that_echo_the_main_text_are_no_text_either() -> None:
-    (echo,) = measure(ASKED, [sample(0, [[20, 21, 22, 23] * 5])], flat)
-    assert echo.new_tokens == round(20 * 4 / 17)
-    answer = sample(0, [list(range(20, 30)), [40, 41, 42]])
-    echoed = replace(answer, annotated=strip(read(answer.annotated))[:30] + answer.annotated)
-    parts = measure(ASKED, [answer, echoed], flat)
-    assert parts[1].new_tokens < parts[0].new_tokens == 13
-    assert [part.quality for part in parts] == pytest.approx([0, -1])
+def test_an_answer_without_a_grade_has_no_score_and_is_in_no_pair() -> None:
+    samples = [sample(number, [[20 + number]]) for number in range(3)]
+    parts = [part(0, 100, 10, quality=None), part(1, 100, 50), part(2, 100, 90)]
+    assert score_parts(parts, 1.0, half_grade=0.5)[0] is None
+    assert [(pair.best, pair.worst) for pair in pairs_of(samples, parts)] == [(1, 2)]
 
 
-def test_an_answer_is_sound_if_it_ends_and_has_no_empty_item() -> None:
-    plain = replace(sample(0, [[20, 21]]), annotated="Four words are here.", segments=())
-    scaffold = replace(plain, annotated="1. 1. 1.")
-    answers = [plain, scaffold, replace(plain, truncated=True)]
-    assert [part.sound for part in measure(ASKED, answers, flat)] == [True, False, False]
+@pytest.mark.parametrize(
+    ("annotated", "sound"),
+    [
+        ("Four words are here.", True),
+        ("", False),
+        ("1. 1. 1.", False),
+        ("again and again and again and again and again and again", False),
+        (
+            'It is: <promise topic="a" tokens="10"/><async>The sea is deep and blue.</async> '
+            '<promise topic="b" tokens="10"/><async>The sea is deep and blue.</async>',
+            False,
+        ),
+    ],
+)
+def test_an_answer_is_sound_if_it_ends_loops_nowhere_and_has_no_seam(
+    annotated: str, sound: bool
+) -> None:
+    answer = replace(sample(0, [[20, 21]]), annotated=annotated, segments=())
+    cut = replace(answer, truncated=True)
+    parts = measure(ASKED, [answer, cut], answer, [0.0, 0.0], 0.0)
+    assert [scored_part.sound for scored_part in parts] == [sound, False]
 
 
 def test_promises_get_the_lengths_that_their_chunks_came_to() -> None:
@@ -163,7 +177,7 @@ def test_what_a_limit_cut_is_the_worst_as_often_as_it_was_sampled() -> None:
         )
         parts += [replace(answer, prompt=prompt) for answer in answers]
     pairs = pairs_of(samples, parts)
-    assert {(pair.best, pair.worst, pair.candidates) for pair in pairs} == {(2, 0, 4), (2, 1, 3)}
+    assert {(pair.best, pair.worst, pair.worst_of) for pair in pairs} == {(2, 0, 4), (2, 1, 3)}
     assert sum(pair.worst == 0 for pair in pairs) / 400 == pytest.approx(1 / 4, abs=0.05)
 
 
@@ -187,50 +201,3 @@ def test_the_best_is_sound_and_what_teaches_nothing_makes_no_pair(
 ) -> None:
     samples = [sample(number, [[word]]) for number, word in enumerate(words)]
     assert [pair.best for pair in pairs_of(samples, parts)] == ([] if expected is None else [1])
-
-
-def test_lambda_two_weighs_speed_and_quality_alike() -> None:
-    """Quality in any unit: its spread within prompts decides, not what it is counted in."""
-    parts = [
-        part(0, 100, 100, quality=-30.0),
-        part(1, 100, 50, quality=-10.0),
-        part(2, 100, 25, quality=-70.0, finished=False),
-        part(3, 100, 80, prompt="q", quality=500.0),
-    ]
-    # Finished in p: efficiencies 1 and 2, qualities -30 and -10: spreads 1/2 and 10; q has none.
-    scale = QUALITY_SPREAD * 0.5 / 10
-    baseline = {"p": 100.0, "q": 100.0}
-    scores = raw_scores(parts, baseline, 2.0)
-    assert scores[:2].tolist() == pytest.approx([1 - 2 * scale * 30, 2 - 2 * scale * 10])
-    assert 2 * scale * 20 == pytest.approx(2 - 1)
-    # Where all are equally fast, quality stays as it is.
-    parts = [part(0, 100, 50, quality=3.0), part(1, 100, 50, quality=4.0)]
-    assert raw_scores(parts, baseline, None).tolist() == [3.0, 4.0]
-    assert raw_scores([CUT], baseline, None).tolist() == [0.0]
-
-
-def test_length_control_takes_the_slope_over_length_out_of_the_scores() -> None:
-    """Here every score is a function of length alone, within the band: nothing is left of it."""
-    parts = [
-        part(n, tokens, 50, new_tokens=50, quality=-math.log(tokens))
-        for n, tokens in enumerate([80, 100, 125])
-    ]
-    raw = raw_scores(parts, {"p": 100}, None)
-    assert raw[0] > raw[2]
-    controlled = score_parts(parts, {"p": 100}, None)
-    assert controlled == pytest.approx([fmean(controlled)] * 3)
-    # Far shorter answers get no more of it than half as long ones.
-    parts = [part(n, t, 50, quality=float(t)) for n, t in enumerate([2, 50, 100, 150, 200])]
-    raw = raw_scores(parts, {"p": 100}, None)
-    controlled = score_parts(parts, {"p": 100}, None)
-    assert controlled[0] - raw[0] == pytest.approx(controlled[1] - raw[1])
-
-
-def test_the_baselines_tokens_are_the_median_of_its_finished_answers() -> None:
-    def of(prompt: str, tokens: int, *, truncated: bool = False) -> Sample:
-        answer = sample(0, [list(range(20, 20 + tokens))], prompt=prompt)
-        return replace(answer, truncated=truncated)
-
-    answers = [of("a", 10), of("a", 20), of("a", 60, truncated=True), of("b", 50, truncated=True)]
-    assert baseline_tokens(answers) == {"a": 15, "b": 15}
-    assert baseline_tokens([of("b", 50, truncated=True)]) == {"b": 50}

@@ -128,8 +128,8 @@ def test_the_same_rows_teach_each_tokenizer_its_own_lengths(tmp_path: Path) -> N
 class Characters:
     """One token a character, so that by hand `a` is 97."""
 
-    def encode_text(self, text: str, *, behind: bool = False) -> list[int]:
-        assert behind == (text != "ab"), "a response begins once"
+    def encode_text(self, text: str, *, continues: bool = False) -> list[int]:
+        assert continues == (text != "ab"), "a response begins once"
         return [ord(character) for character in text]
 
 

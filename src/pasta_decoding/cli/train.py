@@ -12,6 +12,7 @@ import typer
 
 from pasta_decoding.cli.console import cache_folder, say
 from pasta_decoding.cli.options import ModelOption, command
+from pasta_decoding.data.endpoint import Endpoint, endpoint_key
 from pasta_decoding.data.rows import Question, Row, question_of, read_pairs, read_prompts, read_rows
 from pasta_decoding.errors import PastaError, errors_as, require
 from pasta_decoding.lang.layout import Joining
@@ -31,6 +32,11 @@ _HIDDEN_SETTINGS = "Further keys of --config: "
 SettingsFile = Annotated[
     Path | None, typer.Option("--config", help="YAML file of settings; a run's config.json is one.")
 ]
+
+MISSING_HINTS = {
+    "quality": "judge, likelihood, or a file that the grades of the answers will be in",
+    "replay": "rows that the policy learned in stage 1, so that it keeps endings and syncs",
+}
 
 RunFolder = Annotated[Path, typer.Option(help="Run folder; the same command resumes it.")]
 
@@ -74,7 +80,7 @@ def sft(
 
 @command(
     "pasta train preference --prompts prompts.jsonl --policy runs/sft --baseline runs/baseline "
-    "--out runs/preference",
+    "--quality grades.jsonl --replay rows.jsonl --out runs/preference",
     notes=f"{_HIDDEN_SETTINGS}{', '.join(sorted(hidden_settings(PreferenceConfig)))}.",
 )
 def preference(
@@ -89,7 +95,7 @@ def preference(
     *,
     config: PreferenceConfig,
 ) -> None:
-    """Stage 2: train on the best and worst of sampled answers (BoNBoN), in rounds."""
+    """Stage 2: train on the best and worst of sampled answers in rounds."""
     options = list(explicit_settings(context, None, config))
     if samples_from is not None:
         options.append("samples_from")
@@ -108,8 +114,15 @@ def preference(
     if samples_from is not None:
         share_samples(samples_from, out, config)
     pairs = [pair for path in config.pairs for pair in read_pairs(Path(path))]
-    key = os.environ.get("PASTA_REMOTE_KEY")
-    run = PreferenceRun(config, base, out, cache_folder(), key)
+    run = PreferenceRun(
+        config,
+        base,
+        out,
+        cache_folder(),
+        replay=rows_of(config.replay),
+        api_key=os.environ.get("PASTA_REMOTE_KEY"),
+        judge=judge_of(config),
+    )
     finished = run.train(prompts_of(config), pairs)
     if processes().is_main_process:
         typer.echo(finished)
@@ -123,10 +136,24 @@ def check_options(config: PreferenceConfig, options: Sequence[str]) -> None:
     idle = [name for name in options if name in IDLE_WITH_PAIRS]
     if config.pairs and idle:
         raise PastaError(f"nothing is sampled with --pairs: leave out {', '.join(idle)}")
-    required = ["policy"] if config.pairs else ["prompts", "policy", "baseline"]
+    required = ["policy"] if config.pairs else ["prompts", "policy", "baseline", "quality"]
+    if config.objective == "anchored":
+        required.append("replay")
+    if config.quality == "judge":
+        required += ["judge_base_url", "judge_model"]
     for name in required:
         if not getattr(config, name):
-            raise PastaError(f"--{name} is missing")
+            raise PastaError(
+                f"--{name.replace('_', '-')} is missing", hint=MISSING_HINTS.get(name, "")
+            )
+    if config.quality not in ("", "judge", "likelihood") and config.rounds > 1:
+        raise PastaError("a file of grades is for one round: leave --rounds out")
+
+
+def judge_of(config: PreferenceConfig) -> Endpoint | None:
+    if config.quality != "judge":
+        return None
+    return Endpoint(config.judge_base_url, config.judge_model, endpoint_key(os.environ))
 
 
 def explicit_settings(context: typer.Context, file: Path | None, config: Config) -> dict[str, Any]:

@@ -116,8 +116,17 @@ class PreferenceConfig:
         int, Setting("Tokens in the engine's KV cache.", min=1, hidden=True)
     ] = 16384
     objective: Annotated[
-        Literal["bonbon", "rejection"], Setting("rejection: finetune on the best alone.")
-    ] = "bonbon"
+        Literal["anchored", "square", "sigmoid", "rejection"],
+        Setting("Loss of a pair; square, sigmoid: BoNBoN's; rejection: the best alone."),
+    ] = "anchored"
+    replay: Annotated[
+        tuple[str, ...], Setting("anchored: JSONL (.gz) rows of stage 1; repeatable.")
+    ] = ()
+    quality: Annotated[
+        str, Setting("What grades answers: judge, likelihood, or a FILE of grades.")
+    ] = ""
+    judge_base_url: Annotated[str, Setting("judge: address of an OpenAI-compatible API.")] = ""
+    judge_model: Annotated[str, Setting("judge: name of the model there.")] = ""
     lambda_: Annotated[
         float | None,
         Setting("Weight of quality; `inf`: only quality.", flag="--lambda", min=0),
@@ -125,9 +134,6 @@ class PreferenceConfig:
     rounds: Annotated[int, Setting("Each samples from the last adapter.", min=1)] = 1
     samples: Annotated[int, Setting("Answers sampled for each prompt.", min=2)] = 8
     temperature: Annotated[float, Setting("Of the samples.", min=0.1, max=100, hidden=True)] = 1.0
-    baseline_samples: Annotated[
-        int, Setting("The baseline's answers a prompt.", min=1, hidden=True)
-    ] = 4
     limit: Annotated[
         int | None, Setting("Prompts to take, chosen by the seed.", min=1, hidden=True)
     ] = None
@@ -136,12 +142,14 @@ class PreferenceConfig:
     ] = 1000
     max_tokens: Annotated[int, Setting("Longest answer in tokens, with tags.", min=1)] = 400
     max_threads: Annotated[int, Setting("Live threads of an answer.", min=1, hidden=True)] = 12
-    alpha: Annotated[float, Setting("Weight of the SFT term.", min=0, max=1, hidden=True)] = 0.005
+    alpha: Annotated[
+        float, Setting("square, sigmoid: weight of the SFT term.", min=0, max=1, hidden=True)
+    ] = 0.005
     epochs: Annotated[int, Setting("Passes over the pairs of a round.", min=1, hidden=True)] = 1
-    learning_rate: Annotated[float, Setting("Peak of the learning rate.", min=0)] = 1e-4
+    learning_rate: Annotated[float, Setting("Peak of the learning rate.", min=0)] = 1e-5
     warmup_steps: Warmup = 5
     schedule: Schedule = "linear"
-    pairs_per_step: Annotated[int, Setting("Pairs of one optimiser step.", min=1, hidden=True)] = 4
+    pairs_per_step: Annotated[int, Setting("Pairs of one optimiser step.", min=1, hidden=True)] = 8
     save_every_steps: SaveEvery = 10
     seed: Annotated[
         int, Setting("Seed of the samples and of the order of pairs.", min=0, hidden=True)
@@ -174,10 +182,10 @@ SAMPLING = (
     "samples",
     "temperature",
     "seed",
-    *("baseline_samples", "limit", "max_prompt_chars", "max_tokens", "max_threads"),
+    *("limit", "max_prompt_chars", "max_tokens", "max_threads"),
 )
 """Settings that the samples and their measures depend on."""
-IDLE_WITH_PAIRS = {*SAMPLING, "samples_from", "rounds", "lambda_"} - {
+IDLE_WITH_PAIRS = {*SAMPLING, "samples_from", "rounds", "lambda_", "quality"} - {
     "policy",
     "seed",
     "max_tokens",

@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 from accelerate import PartialState
@@ -157,6 +157,20 @@ class Meter:
         return {name: float(total / count) for name, (total, count) in totals.items() if count}
 
 
+class Watcher(Protocol):
+    """What a run asks while it trains: `watch.Watch` of stage 2."""
+
+    stop_reason: str | None
+
+    def begin(self, model: Any, step: int) -> None: ...
+
+    def record(self, parts: LossParts) -> None: ...
+
+    def check(self, model: Any, step: int) -> None: ...
+
+    def is_slow(self, step: int) -> bool: ...
+
+
 class RunTrainer(Trainer, TrainerCallback):
     """The Trainer over the examples of a whole run, in their order. It is its own callback.
 
@@ -164,6 +178,7 @@ class RunTrainer(Trainer, TrainerCallback):
     the lines up to its checkpoint. The loss on `held_out` is the mean over its labels.
 
     checkpoint: written next to the weights of each saved adapter, so that it can be decoded with.
+    watch:      may stop the run.
     """
 
     def __init__(
@@ -175,6 +190,7 @@ class RunTrainer(Trainer, TrainerCallback):
         *,
         checkpoint: Checkpoint | None = None,
         held_out: Sequence[Example] = (),
+        watch: Watcher | None = None,
     ) -> None:
         super().__init__(
             model=model,
@@ -190,6 +206,7 @@ class RunTrainer(Trainer, TrainerCallback):
             shard_tied_together(model)
         self._loss = loss
         self._checkpoint = checkpoint
+        self._watch = watch
         self._out = Path(str(arguments.output_dir))
         self._meter = Meter()
         example_tokens = [tokens_of([example.layouts]) for example in examples]
@@ -232,6 +249,8 @@ class RunTrainer(Trainer, TrainerCallback):
         if not loss.isfinite():
             self._refuse(f"the loss is not a number at step {self.state.global_step + 1}")
         self._meter.add(parts)
+        if self._watch is not None:
+            self._watch.record(parts)
         return loss
 
     def _compute(self, model: Any, example: Example) -> tuple[Tensor, LossParts]:
@@ -259,8 +278,23 @@ class RunTrainer(Trainer, TrainerCallback):
         """Return 0: the Trainer can only count the operations of inputs that are tensors."""
         return 0
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        if self._watch is not None:
+            self._watch.begin(self.model, state.global_step)
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Log and evaluate the last step, even between two intervals; stop after Ctrl-C."""
+        """Log and evaluate the last step, even between two intervals.
+
+        Stop after Ctrl-C, and when the watch has a reason.
+        """
+        if self._watch is not None:
+            self._watch.check(self.model, state.global_step)
+            if self._watch.is_slow(state.global_step):
+                self._double_learning_rate()
+            if self._watch.stop_reason:
+                log.info("training stops: %s", self._watch.stop_reason)
+                control.should_log = True
+                control.should_training_stop = True
         if state.global_step >= state.max_steps:
             control.should_log = True
             control.should_evaluate = args.eval_strategy != "no"
@@ -268,6 +302,12 @@ class RunTrainer(Trainer, TrainerCallback):
             control.should_log = True
             control.should_save = True
             control.should_training_stop = True
+
+    def _double_learning_rate(self) -> None:
+        """Double the learning rate of the coming steps; a checkpoint keeps that."""
+        scheduler: Any = self.lr_scheduler
+        scheduler.base_lrs = [2 * rate for rate in scheduler.base_lrs]
+        log.info("the best answers have hardly risen: the learning rate is doubled")
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save a checkpoint, with `pasta.json` if it holds an adapter.

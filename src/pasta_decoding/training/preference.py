@@ -3,29 +3,34 @@
 Each step of a round resumes from its files in the run folder:
 
     config.json  prompts.jsonl    settings and prompts
-    baseline.jsonl                answers of the sequential baseline
+    baseline.jsonl                the baseline's greedy answers
     round-N/samples.jsonl         answers with token ids and seeds, one a line
+    round-N/answers.jsonl         the plain texts, for those who grade them
+    round-N/verdicts.jsonl        replies of a judge
+    round-N/grades.jsonl          the grade of each answer
     round-N/parts.jsonl           measures of each answer that its score is computed from
     round-N/scores.jsonl          the score of each answer
     round-N/pairs.jsonl           best and worst answer of each prompt
-    round-N/summary.json          means over all, best and worst answers
+    round-N/summary.json          means over all, best and worst answers; how training went
+    round-N/watch.jsonl           what was watched in training
     round-N/train/                checkpoints and metrics
     round-N/adapter/              result of the round
     adapter/                      result of the last round
 
-Runs that differ in lambda can share samples and parts: `share_samples`.
+Sampling, grading and training are stages: while grades are missing, the run ends and says which
+file it waits for. Runs that differ in lambda can share samples and grades: `share_samples`.
 """
 
 import gc
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
-from itertools import chain, groupby
-from operator import itemgetter
+from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -33,25 +38,35 @@ import torch
 from pasta_decoding.answer.settings import Rules
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import ENGINES, choose_engine, find_files, open_local
+from pasta_decoding.data.endpoint import Endpoint
 from pasta_decoding.data.lines import read_json, read_lines, refuse_other_settings, write_lines
 from pasta_decoding.data.rows import Question, Row, digest
 from pasta_decoding.errors import PastaError, require
 from pasta_decoding.files import copy_whole, sha256, write_json
-from pasta_decoding.lang.layout import Joining
+from pasta_decoding.lang.layout import Joining, Layout
 from pasta_decoding.models.catalog import adapter_on, holds_weights, model_beside
 from pasta_decoding.models.checkpoint import read_checkpoint
-from pasta_decoding.models.load import LoadedModel, default_device, load_base, native_dtype
+from pasta_decoding.models.load import LoadedModel, default_device, load_base
 from pasta_decoding.scheduling.decoder import Decoder
-from pasta_decoding.training import bonbon, loop, score
-from pasta_decoding.training.bonbon import preference_loss, with_references
+from pasta_decoding.training import loop, score
 from pasta_decoding.training.config import SAMPLING, PreferenceConfig
 from pasta_decoding.training.examples import fill_last_step
 from pasta_decoding.training.loop import RunTrainer, processes, training_arguments
 from pasta_decoding.training.lora import save, take_up
-from pasta_decoding.training.run import owned, refuse_other_run, tracked, write_settings
-from pasta_decoding.training.sample import JsonLine, Sample, SampleKey, grow, sample_answers
-from pasta_decoding.training.score import ScoreParts
+from pasta_decoding.training.objectives import anchored_pulls
+from pasta_decoding.training.pairs import (
+    compile_pairs,
+    compile_replay,
+    lay_out_pairs,
+    preference_loss,
+    with_references,
+    with_replay,
+)
+from pasta_decoding.training.quality import Grader, half_grade
+from pasta_decoding.training.run import owned, refuse_other_run, write_settings
+from pasta_decoding.training.sample import Sample, sample_answers
 from pasta_decoding.training.view import Example, tokens_of
+from pasta_decoding.training.watch import Watch
 
 log = logging.getLogger(__name__)
 CompileExamples = Callable[[LoadedModel], list[Example]]
@@ -91,14 +106,18 @@ class PreferenceRun:
     """A run of stage 2 in the folder `out`.
 
     cache:   folder for files that the engine exports or builds.
+    replay:  rows of stage 1, for the objective `anchored`.
     api_key: key of the servers at `config.base_url`.
+    judge:   the endpoint of the judge, if the quality is `judge`.
     """
 
     config: PreferenceConfig
     base: Path
     out: Path
     cache: Path
+    replay: Sequence[Row] = ()
     api_key: str | None = None
+    judge: Endpoint | None = None
 
     def train(self, prompts: Sequence[Question], pairs: Sequence[tuple[Row, Row]] = ()) -> Path:
         """Run all rounds, or resume them; return the adapter's folder.
@@ -112,7 +131,7 @@ class PreferenceRun:
         config = self.config
         out = self.out
         policy = Path(config.policy)
-        inputs = {"pairs": digest(chain.from_iterable(pairs))}
+        inputs = {"pairs": digest(chain.from_iterable(pairs)), "replay": digest(self.replay)}
         refuse_other_run(out, config, inputs)
         refuse_misfits(config)
         # One process may sample much longer than another.
@@ -127,7 +146,7 @@ class PreferenceRun:
                 folder = out / f"round-{number}"
                 compile_examples: CompileExamples
                 if config.pairs:
-                    compile_examples = partial(bonbon.compile_pairs, pairs, config)
+                    compile_examples = partial(compile_pairs, pairs, config)
                 else:
                     compile_examples = self._choose_pairs(folder, policy, prompts)
                 if not (folder / "adapter").exists():
@@ -142,34 +161,50 @@ class PreferenceRun:
     def _choose_pairs(
         self, folder: Path, policy: Path, prompts: Sequence[Question]
     ) -> CompileExamples:
-        """Sample, score and pair; return a function that lays the pairs out."""
+        """Sample, grade, score and pair; return a function that lays the pairs out."""
         config = self.config
         sequential = replace(config.rules, parallel=False)
-        baseline_samples = self._sample(
-            "baseline", config.baseline, prompts, config.baseline_samples, sequential
+        baseline = self._sample(
+            "baseline", config.baseline, prompts, 1, sequential, temperature=0.0
         )
-        samples = self._sample(folder.name, str(policy), prompts, config.samples, config.rules)
-        parts = self._measure(folder / "parts.jsonl", prompts, samples)
-        baseline_tokens = score.baseline_tokens(baseline_samples)
-        scores = score.score_parts(parts, baseline_tokens, config.lambda_)
+        samples = self._sample(
+            folder.name,
+            str(policy),
+            prompts,
+            config.samples,
+            config.rules,
+            temperature=config.temperature,
+        )
+        grader = Grader(config, adapter_on(self.base, Path(config.baseline)), folder, self.judge)
+        grades = grader.grade(prompts, baseline, samples)
+        parts = score.measure_all(prompts, baseline, samples, grades)
+        scores = score.score_parts(parts, config.lambda_, half_grade(config.quality))
         pairs = score.choose_pairs(samples, parts, scores)
         if processes().is_main_process:
             lines = [
                 {"prompt": part.prompt, "number": part.number, "score": part_score}
                 for part, part_score in zip(parts, scores, strict=True)
             ]
+            write_lines(folder / "parts.jsonl", map(asdict, parts))
             write_lines(folder / "scores.jsonl", lines)
             write_lines(folder / "pairs.jsonl", map(asdict, pairs))
-            write_json(folder / "summary.json", score.summarise(parts, pairs))
+            add_to_summary(folder, score.summarise(parts, pairs))
         if not pairs:
             raise PastaError(
                 f"{folder.name.replace('-', ' ')} has no pair of a better and a worse answer",
                 hint="Give more --prompts or --samples, or a larger --max-tokens.",
             )
-        return partial(bonbon.lay_out_pairs, samples, pairs, config.joining)
+        return partial(lay_out_pairs, samples, pairs, config)
 
     def _sample(
-        self, name: str, adapter: str, prompts: Sequence[Question], count: int, rules: Rules
+        self,
+        name: str,
+        adapter: str,
+        prompts: Sequence[Question],
+        count: int,
+        rules: Rules,
+        *,
+        temperature: float,
     ) -> list[Sample]:
         """Return `count` answers to each prompt; `name` is "baseline" or the name of a round."""
         file = "baseline.jsonl" if name == "baseline" else f"{name}/samples.jsonl"
@@ -180,6 +215,7 @@ class PreferenceRun:
             name=name,
             count=count,
             rules=rules,
+            temperature=temperature,
             config=self.config,
         )
 
@@ -211,61 +247,79 @@ class PreferenceRun:
             )
             distributed_state.wait_for_everyone()
 
-    def _measure(
-        self, path: Path, prompts: Sequence[Question], samples: Sequence[Sample]
-    ) -> list[ScoreParts]:
-        """Return the score parts of all samples; measure the samples that the file lacks."""
-        sample_by_key = {(sample.prompt, sample.number): sample for sample in samples}
-        questions = {prompt.id: prompt for prompt in prompts}
-
-        def measure_missing(missing: Sequence[SampleKey]) -> Iterator[JsonLine]:
-            free_memory()
-            device = self.config.device or default_device()
-            rate = score.likelihood_rate(
-                adapter_on(self.base, Path(self.config.baseline)),
-                dtype=native_dtype(device),
-                device=device,
-            )
-            groups = {prompt: list(keys) for prompt, keys in groupby(missing, itemgetter(0))}
-            for prompt, keys in tracked(groups.items(), "scoring", len(groups)):
-                samples_of_prompt = [sample_by_key[key] for key in keys]
-                for part in score.measure(questions[prompt], samples_of_prompt, rate):
-                    yield asdict(part)
-
-        return [ScoreParts(**line) for line in grow(path, list(sample_by_key), measure_missing)]
-
     def _train(self, folder: Path, policy: Path, compile_examples: CompileExamples) -> None:
         """Train the policy on pairs, and save the adapter in the round's folder."""
         free_memory()
         config = self.config
-        all_weights = holds_weights(policy)
-        dtype = "bfloat16" if config.bf16 and not all_weights else "float32"
-        loaded = load_base(adapter_on(self.base, policy), dtype=dtype)
-        model = loaded.model if all_weights else take_up(loaded.model, policy, seed=config.seed)
-        loaded = replace(loaded, model=model.to(config.device or default_device()))
-        examples = compile_examples(loaded)
-        if config.objective == "rejection":
-            examples = [
-                replace(example, layouts=example.layouts[: example.best_rows])
-                for example in examples
-            ]
-        else:
-            examples = with_references(loaded.model, examples, bf16=config.bf16)
+        loaded = self._load_policy(policy)
+        replay = compile_replay(self.replay, config, loaded) if self.replay else []
+        examples = self._complete(compile_examples(loaded), replay, loaded)
         tokens = tokens_of(example.layouts for example in examples)
         log.info("%s: %d pairs, %d tokens", folder.name, len(examples), tokens)
         distributed_state = processes()
         plan = fill_last_step(
             _all_epochs(examples, config), config.pairs_per_step, distributed_state.num_processes
         )
+        loss = partial(preference_loss, config=config)
         device = loaded.model.device.type
-        loss = partial(preference_loss, alpha=config.alpha)
         arguments = training_arguments(folder / "train", config, len(plan), device)
-        weights = RunTrainer(loaded.model, loss, plan, arguments).run()
-        # This round trained one join only; the policy may have unlearned the other.
-        checkpoint = replace(loaded.checkpoint, joins=(config.joining.value,))
+        watch = self._watch(folder, loaded, list(chain.from_iterable(replay)))
+        weights = RunTrainer(loaded.model, loss, plan, arguments, watch=watch).run()
         if distributed_state.is_main_process:
+            if watch is not None:
+                watched = read_lines(watch.path)
+                add_to_summary(folder, {"watched": watched, "stopped": watch.stop_reason})
+            # This round trained one join only; the policy may have unlearned the other.
+            checkpoint = replace(loaded.checkpoint, joins=(config.joining.value,))
             save(replace(loaded, checkpoint=checkpoint), folder / "adapter", weights=weights)
         distributed_state.wait_for_everyone()
+
+    def _load_policy(self, policy: Path) -> LoadedModel:
+        config = self.config
+        all_weights = holds_weights(policy)
+        dtype = "bfloat16" if config.bf16 and not all_weights else "float32"
+        loaded = load_base(adapter_on(self.base, policy), dtype=dtype)
+        model = loaded.model if all_weights else take_up(loaded.model, policy, seed=config.seed)
+        return replace(loaded, model=model.to(config.device or default_device()))
+
+    def _complete(
+        self, examples: list[Example], replay: Sequence[Sequence[Layout]], loaded: LoadedModel
+    ) -> list[Example]:
+        """Return the examples with replayed rows and references, as their objective needs them."""
+        config = self.config
+        if config.objective == "rejection":
+            return examples
+        if config.objective == "anchored":
+            log.info("pulls at the first step: %s", _pulls_line(examples))
+        if replay:
+            examples = list(with_replay(examples, replay))
+        return with_references(loaded.model, examples, bf16=config.bf16)
+
+    def _watch(self, folder: Path, loaded: LoadedModel, rows: Sequence[Layout]) -> Watch | None:
+        """Return the watch over the round's training; only `anchored` has one."""
+        if self.config.objective != "anchored":
+            return None
+        return Watch(
+            folder / "watch.jsonl",
+            rows,
+            end=loaded.end,
+            sync=loaded.checkpoint.control.sync,
+            bf16=self.config.bf16,
+        )
+
+
+def add_to_summary(folder: Path, entries: Mapping[str, Any]) -> None:
+    """Add entries to `summary.json` of a round; entries of these names are replaced."""
+    path = folder / "summary.json"
+    summary = read_json(path, dict) if path.exists() else {}
+    write_json(path, summary | dict(entries))
+
+
+def _pulls_line(examples: Sequence[Example]) -> str:
+    """Return the mean share of each term in the pull at the first step, for the log."""
+    shares = [anchored_pulls(example.best_of, example.worst_of) for example in examples]
+    means = {term: fmean(share[term] for share in shares) for term in shares[0]}
+    return ", ".join(f"{term} {mean:.0%}" for term, mean in means.items())
 
 
 def _all_epochs(examples: Sequence[Example], config: PreferenceConfig) -> list[Example]:
@@ -321,7 +375,7 @@ def write_prompts(out: Path, prompts: Sequence[Question]) -> None:
 
 
 def share_samples(source: Path, out: Path, config: PreferenceConfig) -> None:
-    """Copy samples and score parts of another run with the same policy, before a run begins.
+    """Copy samples and verdicts of another run with the same policy, before a run begins.
 
     Raises PastaError if the samples in `source` were made with other settings, if `out` holds
     another run, or if the adapters do not fit.
@@ -331,7 +385,7 @@ def share_samples(source: Path, out: Path, config: PreferenceConfig) -> None:
     hint = "Repeat these settings of its config.json, or leave --samples-from out."
     sampling = {name: getattr(config, name) for name in SAMPLING}
     refuse_other_settings(source, read_json(source / "config.json", dict), sampling, hint=hint)
-    for name in ("prompts", "baseline", "round-1/samples", "round-1/parts"):
+    for name in ("prompts", "baseline", "round-1/samples", "round-1/verdicts"):
         for file in source.glob(f"{name}*.jsonl"):
             target = out / file.relative_to(source)
             if not target.exists():

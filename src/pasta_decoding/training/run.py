@@ -16,7 +16,9 @@ from pasta_decoding.training.config import Config
 from pasta_decoding.training.loop import processes
 
 Item = TypeVar("Item")
-_FREE_SETTINGS = frozenset({"device", "base_url", "cache_tokens", "report_to", "try_prompts"})
+_FREE_SETTINGS = frozenset(
+    {"device", "base_url", "judge_base_url", "cache_tokens", "report_to", "try_prompts"}
+)
 """Settings that may differ when a run is resumed: its result does not depend on them."""
 _LOSSES = ("text_loss", "control_loss", "eval_text_loss", "eval_control_loss")
 

@@ -27,7 +27,8 @@ from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.loop import processes, share_of
 from pasta_decoding.training.run import tracked
 
-SampleKey = tuple[str, int]
+SampleKey = tuple[str, Any]
+"""(id of the prompt, number of the answer)"""
 JsonLine = dict[str, Any]
 """A JSON object, one line of a JSONL file."""
 QUEUED = 16
@@ -82,6 +83,7 @@ def sample_answers(
     name: str,
     count: int,
     rules: Rules,
+    temperature: float,
     config: PreferenceConfig,
 ) -> list[Sample]:
     """Return `count` answers to each prompt, in order; sample those that are not yet in `path`.
@@ -100,7 +102,7 @@ def sample_answers(
     ) -> DecodingTask[Sample]:
         digest = hashlib.sha256(f"{config.seed}/{name}/{prompt_id}/{number}".encode()).digest()
         seed = int.from_bytes(digest[:6])
-        sampling = SamplingParams(config.temperature, seed=seed)
+        sampling = SamplingParams(temperature, seed=seed)
         request = decoder.request(questions[prompt_id].instruction, rules, sampling)
         [answer] = yield from ask(scheduler, [request])
         return Sample(

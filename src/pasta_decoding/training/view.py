@@ -115,13 +115,15 @@ def attention_masks(
 class Example:
     """The answers of one training forward pass. They do not see each other.
 
-    layouts:    stage 1: a pack. Stage 2: the best and the worst answer to a prompt, or the best
-                alone.
+    layouts:    stage 1: a pack. Stage 2: the best answer to a prompt, then the worst, if there is
+                one, then a replayed row of stage 1, if there is one.
     scale:      factor of the loss. Stage 1 sums the loss of a pack up; the scale makes the mean
                 over the packs of a step a mean over its labels. An example of scale 0 teaches
                 nothing: it fills up the last step.
     best_rows:  stage 2: number of layouts of the best answer, which come first.
-    candidates: stage 2: number of answers that best and worst were chosen from.
+    replay_rows: stage 2: number of layouts of the replayed row, which come last.
+    worst_counts: stage 2: for each layout of the worst answer, which of its labels count.
+    best_of, worst_of: stage 2: numbers of answers that best and worst were chosen from.
     reference:  stage 2: log-probabilities of best and worst under the policy that sampled them,
                 in nats.
     """
@@ -129,7 +131,10 @@ class Example:
     layouts: Sequence[Layout]
     scale: float = 1.0
     best_rows: int = 1
-    candidates: int = 0
+    replay_rows: int = 0
+    worst_counts: tuple[tuple[bool, ...], ...] = ()
+    best_of: int = 0
+    worst_of: int = 0
     reference: tuple[float, ...] = ()
 
     @property
