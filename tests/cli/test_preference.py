@@ -136,6 +136,27 @@ def test_a_run_waits_for_grades_and_goes_on_when_they_are_there(
     assert read_lines(tmp_path / "run" / "round-1" / "grades.jsonl") == lines
 
 
+def test_checks_grade_the_answers_to_prompts_that_have_some(
+    train: Pasta, prompts: Path, tmp_path: Path
+) -> None:
+    checks = [{"kind": "without", "arguments": {"characters": "e"}}, {"kind": "lower"}]
+    lines = [
+        {"instruction": "Why?", "checks": checks},
+        {"instruction": "What?", "checks": checks},
+        {"instruction": "How?"},
+    ]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    finished = train("--quality", "checks")
+    assert finished.status == 0, finished.err
+    answers = read_lines(tmp_path / "run" / "round-1" / "answers.jsonl")
+    grades = read_lines(tmp_path / "run" / "round-1" / "grades.jsonl")
+    for line, grade in zip(answers, grades, strict=True):
+        answer = line["answer"]
+        passed = ["e" not in answer.lower(), answer.islower()]
+        share = sum(passed) / 2 if answer.strip() else 0.0
+        assert grade["grade"] == (None if line["instruction"] == "How?" else share), answer
+
+
 def prefers_the_shorter(_number: int, body: Body) -> str:
     question = body["messages"][0]["content"]
     first, second = (
@@ -202,6 +223,7 @@ def test_a_wrong_grade_is_told_with_its_line(line: Any, complaint: str, tmp_path
         (["--engine", "llama"], "pasta: the llama engine needs llama-cpp-python"),
         (["--policy", ""], "pasta: --policy is missing"),
         (["--quality", ""], "pasta: --quality is missing"),
+        (["--quality", "checks"], "no prompt has `checks`, which --quality checks grades by"),
         (["--quality", "judge"], "pasta: --judge-base-url is missing"),
         (["--quality", "grades.jsonl", "--rounds", "2"], "a file of grades is for one round"),
         (["--engine", "remote"], "was not trained for the join text, under which stage 2"),

@@ -12,6 +12,7 @@ import typer
 
 from pasta_decoding.cli.console import cache_folder, say
 from pasta_decoding.cli.options import ModelOption, command
+from pasta_decoding.data.checks import Check, read_checks
 from pasta_decoding.data.endpoint import Endpoint, endpoint_key
 from pasta_decoding.data.rows import Question, Row, question_of, read_pairs, read_prompts, read_rows
 from pasta_decoding.errors import PastaError, errors_as, require
@@ -20,6 +21,7 @@ from pasta_decoding.models.catalog import NO_ADAPTER, find_adapter, find_base, h
 from pasta_decoding.models.checkpoint import read_checkpoint
 from pasta_decoding.training.config import (
     IDLE_WITH_PAIRS,
+    QUALITY_SOURCES,
     Config,
     PreferenceConfig,
     SftConfig,
@@ -34,7 +36,7 @@ SettingsFile = Annotated[
 ]
 
 MISSING_HINTS = {
-    "quality": "judge, likelihood, or a file that the grades of the answers will be in",
+    "quality": "judge, checks, likelihood, or a file that the grades of the answers will be in",
     "replay": "rows that the policy learned in stage 1, so that it keeps endings and syncs",
 }
 
@@ -122,6 +124,7 @@ def preference(
         replay=rows_of(config.replay),
         api_key=os.environ.get("PASTA_REMOTE_KEY"),
         judge=judge_of(config),
+        checks=checks_of(config),
     )
     finished = run.train(prompts_of(config), pairs)
     if processes().is_main_process:
@@ -146,7 +149,7 @@ def check_options(config: PreferenceConfig, options: Sequence[str]) -> None:
             raise PastaError(
                 f"--{name.replace('_', '-')} is missing", hint=MISSING_HINTS.get(name, "")
             )
-    if config.quality not in ("", "judge", "likelihood") and config.rounds > 1:
+    if config.quality not in ("", *QUALITY_SOURCES) and config.rounds > 1:
         raise PastaError("a file of grades is for one round: leave --rounds out")
 
 
@@ -154,6 +157,22 @@ def judge_of(config: PreferenceConfig) -> Endpoint | None:
     if config.quality != "judge":
         return None
     return Endpoint(config.judge_base_url, config.judge_model, endpoint_key(os.environ))
+
+
+def checks_of(config: PreferenceConfig) -> dict[str, list[Check]]:
+    """Return the checks of each prompt, by its id; none if another source grades.
+
+    Raises PastaError if no prompt has checks.
+    """
+    if config.quality != "checks" or config.pairs:
+        return {}
+    checks = read_checks(map(Path, config.prompts))
+    if not checks:
+        raise PastaError(
+            "no prompt has `checks`, which --quality checks grades by",
+            hint="data/preference_prompts.jsonl of the repository shows what they look like.",
+        )
+    return checks
 
 
 def explicit_settings(context: typer.Context, file: Path | None, config: Config) -> dict[str, Any]:

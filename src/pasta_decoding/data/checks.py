@@ -247,4 +247,3 @@ KINDS: Mapping[str, Rule] = {
     "titled": _titled,
     "total": _total,
 }
-"""Kind -> its rule."""

@@ -123,7 +123,7 @@ class PreferenceConfig:
         tuple[str, ...], Setting("anchored: JSONL (.gz) rows of stage 1; repeatable.")
     ] = ()
     quality: Annotated[
-        str, Setting("What grades answers: judge, likelihood, or a FILE of grades.")
+        str, Setting("What grades answers: judge, checks, likelihood, or a FILE of grades.")
     ] = ""
     judge_base_url: Annotated[str, Setting("judge: address of an OpenAI-compatible API.")] = ""
     judge_model: Annotated[str, Setting("judge: name of the model there.")] = ""
@@ -185,6 +185,8 @@ SAMPLING = (
     *("limit", "max_prompt_chars", "max_tokens", "max_threads"),
 )
 """Settings that the samples and their measures depend on."""
+QUALITY_SOURCES = ("judge", "checks", "likelihood")
+"""Values of `quality` that name no file."""
 IDLE_WITH_PAIRS = {*SAMPLING, "samples_from", "rounds", "lambda_", "quality"} - {
     "policy",
     "seed",

@@ -25,7 +25,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from itertools import chain
@@ -38,6 +38,7 @@ import torch
 from pasta_decoding.answer.settings import Rules
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import ENGINES, choose_engine, find_files, open_local
+from pasta_decoding.data.checks import Check
 from pasta_decoding.data.endpoint import Endpoint
 from pasta_decoding.data.lines import read_json, read_lines, refuse_other_settings, write_lines
 from pasta_decoding.data.rows import Question, Row, digest
@@ -109,6 +110,7 @@ class PreferenceRun:
     replay:  rows of stage 1, for the objective `anchored`.
     api_key: key of the servers at `config.base_url`.
     judge:   the endpoint of the judge, if the quality is `judge`.
+    checks:  by prompt, if the quality is `checks`.
     """
 
     config: PreferenceConfig
@@ -118,6 +120,7 @@ class PreferenceRun:
     replay: Sequence[Row] = ()
     api_key: str | None = None
     judge: Endpoint | None = None
+    checks: Mapping[str, Sequence[Check]] = field(default_factory=dict)
 
     def train(self, prompts: Sequence[Question], pairs: Sequence[tuple[Row, Row]] = ()) -> Path:
         """Run all rounds, or resume them; return the adapter's folder.
@@ -175,7 +178,8 @@ class PreferenceRun:
             config.rules,
             temperature=config.temperature,
         )
-        grader = Grader(config, adapter_on(self.base, Path(config.baseline)), folder, self.judge)
+        baseline_source = adapter_on(self.base, Path(config.baseline))
+        grader = Grader(config, baseline_source, folder, self.judge, self.checks)
         grades = grader.grade(prompts, baseline, samples)
         parts = score.measure_all(prompts, baseline, samples, grades)
         scores = score.score_parts(parts, config.lambda_, half_grade(config.quality))

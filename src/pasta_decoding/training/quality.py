@@ -4,6 +4,7 @@ A grade belongs to a prompt and the number of a sample, or `baseline` for the ba
 answer. Larger is better. The sources:
 
     judge        P(the answer is preferred to the baseline's), by a model behind an endpoint
+    checks       share of the prompt's checks that the answer passes; none for prompts without
     FILE         grades by anybody, one JSON object a line: prompt, number, grade
     likelihood   ln p a token under the baseline's model: a guard against broken text, which agrees
                  with people in about half of all pairs (docs/log.md)
@@ -19,6 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from pasta_decoding.data.checks import Check, share_passed
 from pasta_decoding.data.endpoint import Endpoint
 from pasta_decoding.data.judge import AnswerPair, judge_pairs
 from pasta_decoding.data.lines import read_lines, write_lines
@@ -40,9 +42,7 @@ from pasta_decoding.training.view import score_layouts
 
 BASELINE = "baseline"
 """Stands for a number in grades: the baseline's answer."""
-SOURCES = ("judge", "likelihood")
-"""All but files."""
-_HALF_GRADES = {"judge": 0.05, "likelihood": 0.05}
+_HALF_GRADES = {"judge": 0.05, "checks": 0.05, "likelihood": 0.05}
 _HALF_GRADE_OF_FILES = 0.5
 
 GradeKey = tuple[str, int | str]
@@ -167,6 +167,16 @@ def judge_grades(
     return grades
 
 
+def check_grades(
+    checks: Mapping[str, Sequence[Check]], answers: Answers
+) -> dict[GradeKey, float | None]:
+    """Return the share of checks that each answer passes; None if its prompt has no checks."""
+    return {
+        (prompt, number): share_passed(checks[prompt], answer) if prompt in checks else None
+        for (prompt, number), answer in answers.items()
+    }
+
+
 def likelihood_rate(source: ModelSource, *, dtype: str, device: str = "cpu") -> Rate:
     """Load a model, and return a function that rates plain texts.
 
@@ -200,12 +210,14 @@ class Grader:
 
     baseline: the model whose likelihood grades, if the source is `likelihood`.
     judge:    its endpoint, if the source is `judge`.
+    checks:   those of each prompt that has some, if the source is `checks`.
     """
 
     config: PreferenceConfig
     baseline: ModelSource
     folder: Path
     judge: Endpoint | None
+    checks: Mapping[str, Sequence[Check]]
 
     def grade(
         self, prompts: Sequence[Question], baseline: Sequence[Sample], samples: Sequence[Sample]
@@ -230,6 +242,8 @@ class Grader:
     def _grades_of_source(self, answers: Answers, questions: Mapping[str, Question]) -> Grades:
         answers_path = self.folder / "answers.jsonl"
         write_answers(answers_path, answers, questions)
+        if self.config.quality == "checks":
+            return check_grades(self.checks, answers)
         if self.config.quality != "judge":
             return read_grades(Path(self.config.quality), answers, answers_path)
         assert self.judge is not None, "a judge has an endpoint"
