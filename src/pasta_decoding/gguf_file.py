@@ -236,9 +236,11 @@ class GgufFile:
             kind = GGMLQuantizationType(type_number)
             block_numbers, block_bytes = GGML_QUANT_SIZES[kind]
             if len(shape) == 1:  # a vector: each number is a row
-                rows, columns = shape[0], 1
+                rows = shape[0]
+                columns = 1
             else:
-                rows, columns = math.prod(shape[1:]), shape[0]
+                rows = math.prod(shape[1:])
+                columns = shape[0]
             if columns % block_numbers:
                 raise ValueError(f"the rows of {name} end inside of a block")
             row_bytes = columns // block_numbers * block_bytes

@@ -67,7 +67,7 @@ def test_a_cut_character_waits_for_its_last_token_but_not_for_ever(
 @given(TEXT.map(ids) | st.lists(st.integers(FIRST_BYTE, FIRST_BYTE + 255), max_size=12))
 def test_any_bytes_are_streamed_as_they_are_stored(tokens: list[int]) -> None:
     assert "".join(pieces(ThreadText(decode), tokens)) == stretch_text(tokens, decode)
-    prefixes = list(accumulate(pieces(ThreadText(decode, keep_edge=True), tokens)))
+    prefixes = list(accumulate(pieces(ThreadText(decode, strip_end=True), tokens)))
     assert all(text == text.rstrip() for text in prefixes), "no white space is taken back"
     assert prefixes[-1] == stretch_text(tokens, decode).rstrip()
 

@@ -279,11 +279,11 @@ class Interpreter:
         self.budget.written_tokens += 1
         return Rewrite(threads, first.thread, ids, position)
 
-    def _end_main(self, end: int | None) -> list[Action]:
+    def _end_main(self, end_token: int | None) -> list[Action]:
         if self._state is not _MainState.ENDED:
             self._end_run()
             self._state = _MainState.ENDED
-            self.end = end
+            self.end = end_token
         return []
 
     def cut_off(self) -> list[Action]:

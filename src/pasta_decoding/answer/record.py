@@ -259,8 +259,8 @@ class OutputRecorder:
             thread: len(chunk.ids) - 1 + chunk.closed
             for thread, chunk in enumerate(chunks, start=1)
         }
-        ends = self.interpreter.end is not None
-        kept_tokens[MAIN] = fed_count(segments) - fed_count(chunks) + ends
+        has_end = self.interpreter.end is not None
+        kept_tokens[MAIN] = fed_count(segments) - fed_count(chunks) + has_end
         return sum(index < kept_tokens.get(thread, 0) for thread, index in self.overruled)
 
     def _record(self, actions: list[Action], logprobs: TokenLogprobs | None = None) -> list[Action]:
@@ -270,7 +270,7 @@ class OutputRecorder:
                     self._add(thread, token, logprobs)
                 case Fork(thread, _, _, topic, promised):
                     decode = self.interpreter.vocabulary.decode
-                    self._texts[thread] = ThreadText(decode, keep_edge=True)
+                    self._texts[thread] = ThreadText(decode, strip_end=True)
                     self._end_stretch(MAIN, Opened(thread, topic, promised))
                 case CloseChunk(thread, truncated):
                     self._end_stretch(thread, Closed(thread, truncated))

@@ -21,14 +21,14 @@ MAX_HELD_TOKENS = 8
 class ThreadText:
     """The growing text of one thread. A part of a character waits for the rest of it.
 
-    keep_edge: white space waits for the text after it and is dropped at the end, because a chunk
+    strip_end: white space waits for the text after it and is dropped at the end, because a chunk
                does not end with white space.
     """
 
     decode: Decode
-    keep_edge: bool = False
+    strip_end: bool = False
     _ids: list[int] = field(default_factory=list)
-    _edge: str = ""
+    _waiting_space: str = ""
 
     def add(self, token: int) -> str:
         """Take a token and return the text that is certain now, perhaps none."""
@@ -37,20 +37,20 @@ class ThreadText:
         if text.endswith(FRAGMENT) and len(self._ids) < MAX_HELD_TOKENS:
             return ""
         self._ids.clear()
-        return self._past_edge(text)
+        return self._visible(text)
 
     def end(self) -> str:
         """Return the text that waited. A part of a character is decoded as it is."""
         text = self.decode(self._ids) if self._ids else ""
         self._ids.clear()
-        return self._past_edge(text)
+        return self._visible(text)
 
-    def _past_edge(self, text: str) -> str:
-        if not self.keep_edge:
+    def _visible(self, text: str) -> str:
+        if not self.strip_end:
             return text
-        text = self._edge + text
+        text = self._waiting_space + text
         visible = text.rstrip()
-        self._edge = text[len(visible) :]
+        self._waiting_space = text[len(visible) :]
         return visible
 
 
@@ -259,7 +259,7 @@ def _pieces(segments: Sequence[Segment], vocabulary: Vocabulary) -> Iterator[tup
         if is_chunk:
             yield 1, ""  # ASYNC_OPEN
             ids = ids[1:]
-        thread = ThreadText(vocabulary.decode, keep_edge=is_chunk)
+        thread = ThreadText(vocabulary.decode, strip_end=is_chunk)
         for token in ids:
             yield 1, thread.add(token)
         yield 0, thread.end()

@@ -129,9 +129,11 @@ def messages_of(fields: JsonObject, name: str, text_role: str | None = None) -> 
 
 def _message(turn: JsonObject) -> Message:
     if "from" in turn:
-        role_key, content_key = "from", "value"
+        role_key = "from"
+        content_key = "value"
     else:
-        role_key, content_key = "role", "content"
+        role_key = "role"
+        content_key = "content"
     role_name = text_field(turn, role_key)
     role = _ROLE_NAMES.get(role_name, role_name)
     if role not in ROLES:

@@ -136,7 +136,7 @@ def read_questions(path: Path) -> list[Question]:
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write a file of rows; until that is done, the old file stays."""
     contents = "".join(map(_line, rows)).encode("utf-8")
-    if path.suffix == ".gz":  # without the time: equal rows give equal bytes
+    if path.suffix == ".gz":  # mtime=0: equal rows give equal bytes
         contents = gzip.compress(contents, mtime=0)
     try:
         with written_whole(path) as partial:

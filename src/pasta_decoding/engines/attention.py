@@ -164,5 +164,5 @@ def attend_plainly(
 
 
 AttentionInterface.register(SLOTS, slot_attention)
-# 4-D masks pass as they are; this one serves plain calls of the same model with a 2-D mask.
+# `sdpa_mask` serves calls of the same model with a 2-D mask; transformers leaves 4-D masks alone.
 AttentionMaskInterface.register(SLOTS, sdpa_mask)

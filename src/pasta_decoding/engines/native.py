@@ -235,7 +235,7 @@ def load_operators(folder: Path) -> Any:
 
 
 def _load(compiler: str, folder: Path) -> ctypes.CDLL:
-    """Load the library from `folder`, or from elsewhere if nothing may be run there."""
+    """Load the library from `folder`, or from a scratch folder if `folder` forbids execution."""
     path = _build(compiler, folder)
     try:
         return ctypes.CDLL(str(path))

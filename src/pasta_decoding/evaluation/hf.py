@@ -28,7 +28,7 @@ def unpatched_model(decoder: LocalDecoder) -> Any:
     assert isinstance(decoder.engine, TorchEngine), "made for this engine"
     model = decoder.engine.model
     weights = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
-    copied_model = deepcopy(model, weights)  # the second argument: objects that are not copied
+    copied_model = deepcopy(model, memo=weights)  # objects in `memo` are not copied
     copied_model.set_attn_implementation("sdpa")
     return copied_model
 

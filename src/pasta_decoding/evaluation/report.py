@@ -259,7 +259,8 @@ def plot(report: EvaluationReport) -> str:
             x = summary.intervals[speed]
             y = summary.intervals[rate]
             if x.value is not None and y.value is not None:
-                x_error, y_error = _error_bar(x), _error_bar(y)
+                x_error = _error_bar(x)
+                y_error = _error_bar(y)
                 axes.errorbar(x.value, y.value, xerr=x_error, yerr=y_error, fmt="o", ms=7)
                 _write_label(axes, summary.run.label, x.value, y.value)
         axes.set_xlabel(f"{_FIGURE_NAMES[speed]}, times")

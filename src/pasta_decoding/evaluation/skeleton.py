@@ -207,7 +207,7 @@ def concatenated(
     A point without a text has no chunk. `texts` are in the order of the points.
     """
     nodes: list[Node] = []
-    main_text = ""  # of points since the last chunk
+    main_text = ""  # the headings after the last chunk
     for (number, heading), text in zip(points.items(), texts, strict=True):
         if nodes or main_text:
             main_text += "\n"

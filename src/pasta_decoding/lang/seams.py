@@ -76,21 +76,21 @@ def _lines(text: str) -> set[str]:
 
 
 def _outer_items(siblings: ItemList, chunks: Sequence[str]) -> int:
-    """Count the items that chunks inside a list write behind their own.
+    """Count the further items of the list that its items' chunks contain. An item has one chunk.
 
-    It is 0 if the list has one item: then the list may be all one chunk's.
+    It is 0 for a list of one item: there, one chunk may hold the whole list.
     """
     if len(siblings.items) == 1:
         return 0
     return sum(
-        _items_behind(item, chunks[index])
+        _further_items(item, chunks[index])
         for item in siblings.items
         for index in (*item.chunks, *item.inner_chunks)
     )
 
 
-def _items_behind(item: ListItem, text: str) -> int:
-    """Count the items in a chunk inside `item` that stand at the level of `item`."""
+def _further_items(item: ListItem, text: str) -> int:
+    """Count the items of `text`, a chunk inside `item`, that are siblings of `item`."""
     lines = _CODE.sub("", text).split("\n")[1:]
     others = [other for other in map(read_item, lines) if other and item.may_precede(other)]
     continues = others and (item.number is None or others[0].number == item.number + 1)

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 FAMILIES = ("llama", "qwen2", "qwen3")
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # a token's kind, by the format's numbers
+# The kinds of a token, by the format's numbers
+NORMAL = 1
+CONTROL = 3
+USER_DEFINED = 4
+UNUSED = 5
 CONFIG_FIELDS = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",

@@ -215,7 +215,7 @@ class ReplicaPool:
             "POST",
             f"{replica.base_url}/completions",
             json=completion.body(self.service.model, guided=guided),
-            headers={"X-Session-ID": lease.session},  # for routers: one session, one server
+            headers={"X-Session-ID": lease.session},  # a router keeps a session on one server
         )
         try:
             response = await _in_time(self._client.send(request, stream=True), began_s, limit_s)

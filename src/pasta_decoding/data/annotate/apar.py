@@ -37,8 +37,8 @@ def find_parts(response: str) -> list[Part]:
     details = [part for item in items if (part := _detail(response, item))]
     if len(details) >= MIN_FORKS:
         return details
-    paragraph_rests = _paragraph_parts(response)
-    return paragraph_rests if len(paragraph_rests) >= MIN_FORKS else []
+    paragraph_parts = _paragraph_parts(response)
+    return paragraph_parts if len(paragraph_parts) >= MIN_FORKS else []
 
 
 def _detail(text: str, item: Block) -> Part | None:
@@ -74,7 +74,9 @@ def _paragraphs(text: str) -> Iterator[Part]:
 
 
 def _after_first_sentence(text: str, start: int, end: int) -> Part | None:
-    sentence_starts = [left for left, _ in islice(sentences(text, start, end), 2)]
+    sentence_starts = [
+        sentence_start for sentence_start, _ in islice(sentences(text, start, end), 2)
+    ]
     if len(sentence_starts) < 2:
         return None
     return _if_long(part_of(text, sentence_starts[1], end))

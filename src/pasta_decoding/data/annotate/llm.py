@@ -90,9 +90,9 @@ def _difference(answer_text: str, response: str) -> str:
         if answer_char != response_char:
             break
         equal_chars += 1
-    behind = response[max(0, equal_chars - _EXCERPT_CHARS) : equal_chars]
+    equal_text = response[max(0, equal_chars - _EXCERPT_CHARS) : equal_chars]
     return (
-        f"Without its tags your answer is not the response: behind {behind!r} "
+        f"Without its tags your answer is not the response: behind {equal_text!r} "
         f"the response goes on with {_excerpt_from(response, equal_chars)}, "
         f"your answer with {_excerpt_from(answer_text, equal_chars)}."
     )
