@@ -59,8 +59,8 @@ PENALTY = 0.01
 MAX_DIVERGENCE = 0.5
 """Nats an answer."""
 PASSES = 100
-HALVINGS = 12
-"""Of the interval in which the factor lies that scales u and b back to the limit."""
+SHRINKING = 0.98
+"""Factor of u and b, as often as needed, while the divergence exceeds its limit."""
 
 
 def learn_eagerness(
@@ -445,9 +445,9 @@ def learn(choices: Choices) -> tuple[LearnedTags, dict[str, float]]:
     for _ in tracked(range(PASSES), "eagerness", PASSES):
         tags = scale.step(tags, gradient_at(choices, shift_PK), 1 / curvature)
         shift_PK = shifts(choices, tags)
-        factor = factor_within_limit(choices, shift_PK)
-        tags = LearnedTags(factor * tags.u_KD, factor * tags.b_K)
-        shift_PK *= factor
+        while divergence(choices, shift_PK) > MAX_DIVERGENCE:
+            tags = LearnedTags(SHRINKING * tags.u_KD, SHRINKING * tags.b_K)
+            shift_PK *= SHRINKING
     after = expected_tags(choices, shift_PK)
     figures = {
         "answers": choices.answers,
@@ -459,17 +459,3 @@ def learn(choices: Choices) -> tuple[LearnedTags, dict[str, float]]:
     }
     log.info("eagerness: %s", ", ".join(f"{name} {value:.3f}" for name, value in figures.items()))
     return tags, figures
-
-
-def factor_within_limit(choices: Choices, shift_PK: Tensor) -> float:
-    """Return the largest factor up to 1 with which the divergence is within its limit."""
-    if divergence(choices, shift_PK) <= MAX_DIVERGENCE:
-        return 1.0
-    lower, upper = 0.0, 1.0
-    for _ in range(HALVINGS):
-        middle = (lower + upper) / 2
-        if divergence(choices, middle * shift_PK) <= MAX_DIVERGENCE:
-            lower = middle
-        else:
-            upper = middle
-    return lower
