@@ -42,6 +42,7 @@ from pasta_decoding.training.eagerness import (
     LearnedTags,
     Place,
     Scale,
+    capped_scores,
     features_of,
     find_places,
     gradient_at,
@@ -55,13 +56,16 @@ from pasta_decoding.training.eagerness import (
     write_adapter,
 )
 from pasta_decoding.training.lora import take_up
+from pasta_decoding.training.preference import PreferenceRun, refuse_misfits
 from pasta_decoding.training.sample import Sample, sample_answers
+from pasta_decoding.training.score import ScoreParts
 from tests.checkpoint import TinyCheckpoint, make_adapter, make_base, torch_decoder
 from tests.golden.golden import talkative
 from tests.tiny import OPERATORS, seeded
 from tests.training.tiny_runs import files
 
 INFINITY = float("inf")
+PROMPTS = [question_of(question) for question in ("Why?", "How?", "What?")]
 WIDTH = 4
 
 
@@ -200,21 +204,21 @@ class Round:
     config: PreferenceConfig
     samples: list[Sample]
 
-    def learn(self, folder: Path) -> Path:
+    def learn(self, folder: Path) -> dict[str, float]:
         scores = {
             (sample.prompt, sample.number): float(sample.annotated.count("<promise"))
             for sample in self.samples
         }
-        learn_eagerness(
+        figures = learn_eagerness(
             self.checkpoint.base,
             self.samples,
             scores,
             folder,
             policy=self.checkpoint.adapter,
-            eagerness=dict.fromkeys(range(4), 2.0),
             config=self.config,
         )
-        return folder / "adapter"
+        assert figures is not None, "this is the main process"
+        return figures
 
 
 @pytest.fixture(scope="module")
@@ -222,18 +226,37 @@ def tiny_round(tmp_path_factory: pytest.TempPathFactory) -> Round:
     folder = tmp_path_factory.mktemp("eagerness")
     base = talkative(make_base(folder / "base"))
     checkpoint = TinyCheckpoint(base, make_adapter(base, folder / "adapter"))
-    config = PreferenceConfig(samples=4, max_tokens=30, device="cpu", engine="torch")
+    config = PreferenceConfig(
+        policy=str(checkpoint.adapter),
+        baseline=str(checkpoint.adapter),
+        objective="eagerness",
+        quality="likelihood",
+        engine="torch",
+        dtype="float32",
+        samples=4,
+        max_tokens=40,
+        device="cpu",
+    )
     samples = sample_answers(
         lambda: nullcontext(torch_decoder(base, checkpoint.adapter)),
-        [question_of(question) for question in ("Why?", "How?", "What?")],
+        PROMPTS,
         folder / "samples.jsonl",
         name="round-1",
         count=config.samples,
-        rules=replace(config.rules, eagerness=2.0),
-        temperature=config.temperature,
+        rules=config.rules,
+        temperature=1.0,
         config=config,
     )
     return Round(checkpoint, config, samples)
+
+
+def test_half_of_the_samples_are_eager(tiny_round: Round) -> None:
+    assert [tiny_round.config.eagerness_of(number) for number in range(4)] == [2, 2, None, None]
+    assert PreferenceConfig(samples=4).eagerness_of(0) is None
+    promises = [0] * 4
+    for sample in tiny_round.samples:
+        promises[sample.number] += sample.annotated.count("<promise")
+    assert promises[0] + promises[1] > promises[2] + promises[3]
 
 
 def test_features_are_what_decoding_computes(tiny_round: Round) -> None:
@@ -256,13 +279,44 @@ def test_features_are_what_decoding_computes(tiny_round: Round) -> None:
 def test_a_policy_learns_to_promise_and_a_resumed_run_is_equal_to_the_bit(
     tiny_round: Round, tmp_path: Path
 ) -> None:
-    learned = tiny_round.learn(tmp_path / "first")
-    summary = json.loads((tmp_path / "first" / "summary.json").read_text())
-    assert summary["answers"] == 12
-    assert summary["promises_after"] > 1.2 * summary["promises_before"]
-    shutil.copytree(tmp_path / "first" / "features", tmp_path / "second" / "features")
-    (tmp_path / "second" / "features" / "00001.safetensors").unlink()
-    assert files(tiny_round.learn(tmp_path / "second")) == files(learned)
+    tiny_round.learn(tmp_path / "again")
+    figures = tiny_round.learn(tmp_path / "first")
+    assert figures["answers"] == 12
+    assert figures["promises_after"] > 1.2 * figures["promises_before"]
+    (tmp_path / "again" / "features" / "00001.safetensors").unlink()
+    tiny_round.learn(tmp_path / "again")
+    assert files(tmp_path / "again" / "adapter") == files(tmp_path / "first" / "adapter")
+
+
+def test_a_run_samples_scores_and_learns_and_goes_on_where_it_stopped(
+    tiny_round: Round, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run = PreferenceRun(tiny_round.config, tiny_round.checkpoint.base, out, tmp_path / "cache")
+    adapter = run.train(PROMPTS)
+    learned = files(adapter)
+    assert json.loads(learned["pasta.json"])["promise_bias"] != 0
+    summary = json.loads((out / "round-1" / "summary.json").read_text())
+    assert summary["all"]["answers"] == 12
+    assert 0 < summary["eagerness"]["divergence"] <= MAX_DIVERGENCE
+    samples = out / "round-1" / "samples.jsonl"
+    samples.write_text("".join(samples.read_text().splitlines(keepends=True)[:5]))
+    for folder in (adapter, out / "round-1" / "adapter", out / "round-1" / "features"):
+        shutil.rmtree(folder)
+    assert files(run.train(PROMPTS)) == learned
+
+
+def test_an_unsound_answer_has_at_most_the_score_of_the_worst_sound_one() -> None:
+    part = ScoreParts("a", 0, 10, 5, 0.0, 0.0, 10, finished=True, sound=True)
+    parts = [
+        part,
+        replace(part, number=1, sound=False),
+        replace(part, number=2),
+        replace(part, number=3),
+        replace(part, prompt="b", sound=False),
+    ]
+    capped = capped_scores(parts, [1.0, 3.0, 2.0, None, 1.0])
+    assert capped == {("a", 0): 1.0, ("a", 1): 1.0, ("a", 2): 2.0}
 
 
 def test_answers_without_a_score_are_left_out(tiny_round: Round, tmp_path: Path) -> None:
@@ -274,7 +328,6 @@ def test_answers_without_a_score_are_left_out(tiny_round: Round, tmp_path: Path)
             {(sample.prompt, sample.number): 1.0},
             tmp_path,
             policy=tiny_round.checkpoint.adapter,
-            eagerness={},
             config=tiny_round.config,
         )
 
@@ -388,5 +441,25 @@ def test_a_learned_eagerness_is_refused_on_another_base_and_for_further_training
     with pytest.raises(PastaError, match="the adapter was trained on"):
         torch_decoder(other, tmp_path / "learned")
     source = BaseWithAdapter(tiny_checkpoint.base, tmp_path / "learned")
-    with pytest.raises(PastaError, match="cannot be trained further on this base model"):
+    with pytest.raises(PastaError, match="cannot be trained further"):
         take_up(load_base(source).model, source.adapter, seed=0)
+
+
+def test_settings_that_cannot_teach_eagerness_are_refused(
+    tiny_round: Round, tmp_path: Path
+) -> None:
+    with pytest.raises(PastaError, match="--pairs"):
+        PreferenceConfig(objective="eagerness", pairs=("pairs.jsonl",))
+    with pytest.raises(PastaError, match="temperature of 1"):
+        PreferenceConfig(objective="eagerness", temperature=0.7)
+    learned = tmp_path / "learned"
+    write_adapter(tiny_round.checkpoint.adapter, learned, some_tags())
+    config = replace(tiny_round.config, policy=str(learned))
+    refuse_misfits(config)  # a second round
+    with pytest.raises(PastaError, match="cannot be trained further"):
+        refuse_misfits(replace(config, objective="square"))
+    whole = shutil.copytree(tiny_round.checkpoint.adapter, tmp_path / "whole")
+    shutil.copytree(tiny_round.checkpoint.base, whole, dirs_exist_ok=True)
+    (whole / "adapter_config.json").unlink()
+    with pytest.raises(PastaError, match="eagerness is learned for adapters"):
+        refuse_misfits(replace(tiny_round.config, policy=str(whole), baseline=str(whole)))

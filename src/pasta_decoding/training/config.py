@@ -116,8 +116,11 @@ class PreferenceConfig:
         int, Setting("Tokens in the engine's KV cache.", min=1, hidden=True)
     ] = 16384
     objective: Annotated[
-        Literal["anchored", "square", "sigmoid", "rejection"],
-        Setting("Loss of a pair; square, sigmoid: BoNBoN's; rejection: the best alone."),
+        Literal["anchored", "square", "sigmoid", "rejection", "eagerness"],
+        Setting(
+            "Loss of a pair; square, sigmoid: BoNBoN's; rejection: the best alone; "
+            "eagerness: learn when to promise and sync."
+        ),
     ] = "anchored"
     replay: Annotated[
         tuple[str, ...], Setting("anchored: JSONL (.gz) rows of stage 1; repeatable.")
@@ -154,17 +157,39 @@ class PreferenceConfig:
     seed: Annotated[
         int, Setting("Seed of the samples and of the order of pairs.", min=0, hidden=True)
     ] = 0
+    eager_share: Annotated[
+        float | None,
+        Setting("Share of eager samples; else 0.5 for eagerness.", min=0, max=1, hidden=True),
+    ] = None
+    eager_bias: Annotated[
+        float, Setting("Eagerness of these samples.", min=-100, max=100, hidden=True)
+    ] = 2.0
     bf16: Bf16 = True
     report_to: ReportTo = ()
 
     def __post_init__(self) -> None:
         if self.lambda_ == math.inf:  # JSON has no infinity
             object.__setattr__(self, "lambda_", None)
+        if self.eager_share is None:
+            share = 0.5 if self.objective == "eagerness" else 0.0
+            object.__setattr__(self, "eager_share", share)
+        if self.objective == "eagerness" and self.pairs:
+            raise PastaError("eagerness is learned from samples: give --prompts, not --pairs")
+        if self.objective == "eagerness" and self.temperature != 1:
+            raise PastaError("eagerness is learned from samples at a temperature of 1")
 
     @property
     def rules(self) -> Rules:
         """The limits of a sampled answer."""
         return Rules(max_tokens=self.max_tokens, max_threads=self.max_threads, max_chunks=16)
+
+    def eagerness_of(self, number: int) -> float | None:
+        """Return the eagerness that the sample of this number is drawn with.
+
+        None is the checkpoint's own. The first samples of a prompt are the eager ones.
+        """
+        assert self.eager_share is not None, "it is resolved when the settings are made"
+        return self.eager_bias if number < self.eager_share * self.samples else None
 
     @property
     def joining(self) -> Joining:
@@ -182,7 +207,7 @@ SAMPLING = (
     "samples",
     "temperature",
     "seed",
-    *("limit", "max_prompt_chars", "max_tokens", "max_threads"),
+    *("eager_share", "eager_bias", "limit", "max_prompt_chars", "max_tokens", "max_threads"),
 )
 """Settings that the samples and their measures depend on."""
 QUALITY_SOURCES = ("judge", "checks", "likelihood")

@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.files import write_json, written_whole
+from pasta_decoding.files import written_whole
 from pasta_decoding.lang.control import ControlTokens
 from pasta_decoding.lang.layout import MAIN, Joining, Layout
 from pasta_decoding.models.adapter import add_to_head
@@ -48,6 +48,7 @@ from pasta_decoding.training.examples import compile_answer
 from pasta_decoding.training.loop import processes, share_of
 from pasta_decoding.training.run import tracked
 from pasta_decoding.training.sample import Sample, SampleKey
+from pasta_decoding.training.score import ScoreParts
 from pasta_decoding.training.view import label_logprobs
 
 log = logging.getLogger(__name__)
@@ -70,16 +71,15 @@ def learn_eagerness(
     folder: Path,
     *,
     policy: Path,
-    eagerness: Mapping[int, float],
     config: PreferenceConfig,
-) -> None:
-    """Learn u and b from the samples of a round; write `adapter` and `summary.json` into `folder`.
+) -> dict[str, float] | None:
+    """Learn u and b from the samples of a round; write `adapter` into `folder`.
 
-    samples:   those of the policy; the answers to a prompt are neighbours.
-    scores:    an answer without a score is left out.
-    eagerness: by number, what samples were drawn with; the others had the checkpoint's.
+    samples: those of the policy; the answers to a prompt are neighbours.
+    scores:  an answer without a score is left out.
 
-    All processes call this together. Raises PastaError if there is nothing to learn from.
+    All processes call this together; the main one returns the figures of `learn`. Raises
+    PastaError if there is nothing to learn from.
     """
     from safetensors.torch import load_file
 
@@ -96,18 +96,42 @@ def learn_eagerness(
         joining=config.joining,
         max_chunks=config.rules.max_chunks,
     )
+    figures = None
     if processes().is_main_process:
-        checkpoint = read_checkpoint(policy)
-        extra_bias = {number: dial - checkpoint.eagerness for number, dial in eagerness.items()}
+        own_eagerness = read_checkpoint(policy).eagerness
+        extra_bias = {}
+        for number in range(config.samples):
+            eagerness = config.eagerness_of(number)
+            if eagerness is not None:
+                extra_bias[number] = eagerness - own_eagerness
         prompts = []
         for path, group in zip(paths, groups, strict=True):
             keys = [(sample.prompt, sample.number) for sample in group]
             group_scores = {key[1]: scores[key] for key in keys if key in scores}
             prompts.append((Features(**load_file(path)), group_scores))
         tags, figures = learn(join_scores(prompts, extra_bias))
-        write_json(folder / "summary.json", figures)
         write_adapter(policy, folder / "adapter", tags)
     processes().wait_for_everyone()
+    return figures
+
+
+def capped_scores(
+    parts: Sequence[ScoreParts], scores: Sequence[float | None]
+) -> dict[SampleKey, float]:
+    """Return the scores by sample; an unsound answer has at most that of the worst sound one.
+
+    A prompt without a sound answer is left out.
+    """
+    scored_parts = zip(parts, scores, strict=True)
+    capped = {}
+    for _, group in groupby(scored_parts, lambda pair: pair[0].prompt):
+        scored = [(part, value) for part, value in group if value is not None]
+        sound = [value for part, value in scored if part.sound]
+        if not sound:
+            continue
+        for part, value in scored:
+            capped[part.prompt, part.number] = value if part.sound else min(value, *sound)
+    return capped
 
 
 def write_adapter(policy: Path, target: Path, tags: LearnedTags) -> None:
@@ -427,7 +451,7 @@ class Scale:
 
 
 def learn(choices: Choices) -> tuple[LearnedTags, dict[str, float]]:
-    """Learn u and b by gradient ascent; return them and the figures of `summary.json`.
+    """Learn u and b by gradient ascent; return them and the figures of the round.
 
     Raises PastaError if no two answers to a prompt differ in score.
     """

@@ -14,7 +14,7 @@ from pasta_decoding.files import written_whole
 from pasta_decoding.lang.control import ControlTokens
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.adapter import refuse_foreign
-from pasta_decoding.models.checkpoint import write_checkpoint
+from pasta_decoding.models.checkpoint import read_checkpoint, write_checkpoint
 from pasta_decoding.models.export import write_beside_weights
 from pasta_decoding.models.load import LoadedModel
 from pasta_decoding.training.config import SftConfig
@@ -72,22 +72,29 @@ def take_up(model: Any, adapter: Path, *, seed: int, rank: int | None = None) ->
     from peft import PeftModel
 
     torch.manual_seed(seed)
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    refuse_learned_eagerness(adapter)
     peft_model = PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
     settings: Any = peft_model.peft_config["default"]
     refuse_foreign(vars(settings), f"the adapter in {adapter}")
-    if tied and "lm_head" in (settings.trainable_token_indices or ()):
-        # peft would tie these rows to the embeddings and so forget them.
-        raise PastaError(
-            f"the learned eagerness in {adapter} cannot be trained further on this base model, "
-            "whose head is tied to its embeddings",
-            hint="Give the adapter that it was learned for.",
-        )
     if rank not in (None, settings.r):
         raise PastaError(f"{adapter} has LoRA of rank {settings.r}: give --lora-rank {settings.r}")
     # The adapter's name for its base may be one of the hub, where peft would look at each save.
     settings.base_model_name_or_path = ""
     return peft_model
+
+
+def refuse_learned_eagerness(adapter: Path) -> None:
+    """Raise PastaError if the adapter has a learned eagerness. It cannot be trained further.
+
+    A training forward does not add its biases, and peft ties its rows of the head to the embeddings
+    if the base model does.
+    """
+    record = read_checkpoint(adapter)
+    if record.promise_bias or record.sync_bias:
+        raise PastaError(
+            f"{adapter} has a learned eagerness and cannot be trained further",
+            hint="Give the adapter that its eagerness was learned for.",
+        )
 
 
 def in_4bit(dtype: str) -> Any:

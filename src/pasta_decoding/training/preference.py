@@ -14,6 +14,7 @@ Each step of a round resumes from its files in the run folder:
     round-N/summary.json          means over all, best and worst answers; how training went
     round-N/watch.jsonl           what was watched in training
     round-N/train/                checkpoints and metrics
+    round-N/features/             of `eagerness`: hidden states, a file for each prompt
     round-N/adapter/              result of the round
     adapter/                      result of the last round
 
@@ -51,9 +52,10 @@ from pasta_decoding.models.load import LoadedModel, default_device, load_base
 from pasta_decoding.scheduling.decoder import Decoder
 from pasta_decoding.training import loop, score
 from pasta_decoding.training.config import SAMPLING, PreferenceConfig
+from pasta_decoding.training.eagerness import capped_scores, learn_eagerness
 from pasta_decoding.training.examples import fill_last_step
 from pasta_decoding.training.loop import RunTrainer, processes, training_arguments
-from pasta_decoding.training.lora import save, take_up
+from pasta_decoding.training.lora import refuse_learned_eagerness, save, take_up
 from pasta_decoding.training.objectives import anchored_pulls
 from pasta_decoding.training.pairs import (
     compile_pairs,
@@ -66,6 +68,7 @@ from pasta_decoding.training.pairs import (
 from pasta_decoding.training.quality import Grader, half_grade
 from pasta_decoding.training.run import owned, refuse_other_run, write_settings
 from pasta_decoding.training.sample import Sample, sample_answers
+from pasta_decoding.training.score import ScoreParts
 from pasta_decoding.training.view import Example, tokens_of
 from pasta_decoding.training.watch import Watch
 
@@ -147,13 +150,10 @@ class PreferenceRun:
                     write_prompts(out, prompts)
             for number in range(1, config.rounds + 1):
                 folder = out / f"round-{number}"
-                compile_examples: CompileExamples
-                if config.pairs:
-                    compile_examples = partial(compile_pairs, pairs, config)
-                else:
-                    compile_examples = self._choose_pairs(folder, policy, prompts)
+                train = self._prepare(folder, policy, prompts, pairs)
                 if not (folder / "adapter").exists():
-                    self._train(folder, policy, compile_examples)
+                    free_memory()
+                    train()
                 policy = folder / "adapter"
             if distributed_state.is_main_process:
                 copy_whole(policy, out / "adapter")
@@ -161,10 +161,27 @@ class PreferenceRun:
         log.info("finished: %d rounds", config.rounds)
         return out / "adapter"
 
-    def _choose_pairs(
+    def _prepare(
+        self,
+        folder: Path,
+        policy: Path,
+        prompts: Sequence[Question],
+        pairs: Sequence[tuple[Row, Row]],
+    ) -> Callable[[], None]:
+        """Sample, grade and score, unless there are pairs; return a function that trains."""
+        config = self.config
+        if config.pairs:
+            return partial(self._train, folder, policy, partial(compile_pairs, pairs, config))
+        samples, parts, scores = self._score_samples(folder, policy, prompts)
+        if config.objective == "eagerness":
+            return partial(self._learn_eagerness, folder, policy, samples, parts, scores)
+        compile_examples = self._choose_pairs(folder, samples, parts, scores)
+        return partial(self._train, folder, policy, compile_examples)
+
+    def _score_samples(
         self, folder: Path, policy: Path, prompts: Sequence[Question]
-    ) -> CompileExamples:
-        """Sample, grade, score and pair; return a function that lays the pairs out."""
+    ) -> tuple[list[Sample], list[ScoreParts], list[float | None]]:
+        """Sample, grade and score the answers of a round."""
         config = self.config
         sequential = replace(config.rules, parallel=False)
         baseline = self._sample(
@@ -183,7 +200,6 @@ class PreferenceRun:
         grades = grader.grade(prompts, baseline, samples)
         parts = score.measure_all(prompts, baseline, samples, grades)
         scores = score.score_parts(parts, config.lambda_, half_grade(config.quality))
-        pairs = score.choose_pairs(samples, parts, scores)
         if processes().is_main_process:
             lines = [
                 {"prompt": part.prompt, "number": part.number, "score": part_score}
@@ -191,6 +207,18 @@ class PreferenceRun:
             ]
             write_lines(folder / "parts.jsonl", map(asdict, parts))
             write_lines(folder / "scores.jsonl", lines)
+        return samples, parts, scores
+
+    def _choose_pairs(
+        self,
+        folder: Path,
+        samples: Sequence[Sample],
+        parts: Sequence[ScoreParts],
+        scores: Sequence[float | None],
+    ) -> CompileExamples:
+        """Choose the pairs of a round; return a function that lays them out."""
+        pairs = score.choose_pairs(samples, parts, scores)
+        if processes().is_main_process:
             write_lines(folder / "pairs.jsonl", map(asdict, pairs))
             add_to_summary(folder, score.summarise(parts, pairs))
         if not pairs:
@@ -198,7 +226,7 @@ class PreferenceRun:
                 f"{folder.name.replace('-', ' ')} has no pair of a better and a worse answer",
                 hint="Give more --prompts or --samples, or a larger --max-tokens.",
             )
-        return partial(lay_out_pairs, samples, pairs, config)
+        return partial(lay_out_pairs, samples, pairs, self.config)
 
     def _sample(
         self,
@@ -251,9 +279,28 @@ class PreferenceRun:
             )
             distributed_state.wait_for_everyone()
 
+    def _learn_eagerness(
+        self,
+        folder: Path,
+        policy: Path,
+        samples: Sequence[Sample],
+        parts: Sequence[ScoreParts],
+        scores: Sequence[float | None],
+    ) -> None:
+        """Learn when the policy should promise and sync, and save the adapter."""
+        figures = learn_eagerness(
+            self.base,
+            samples,
+            capped_scores(parts, scores),
+            folder,
+            policy=policy,
+            config=self.config,
+        )
+        if figures is not None:
+            add_to_summary(folder, score.summarise(parts, []) | {"eagerness": figures})
+
     def _train(self, folder: Path, policy: Path, compile_examples: CompileExamples) -> None:
         """Train the policy on pairs, and save the adapter in the round's folder."""
-        free_memory()
         config = self.config
         loaded = self._load_policy(policy)
         replay = compile_replay(self.replay, config, loaded) if self.replay else []
@@ -352,6 +399,10 @@ def refuse_misfits(config: PreferenceConfig) -> None:
             "and trains",
             hint="pasta train sft --join kv --join text",
         )
+    if config.objective != "eagerness":
+        refuse_learned_eagerness(policy)
+    elif holds_weights(policy):
+        raise PastaError(f"eagerness is learned for adapters, and {policy} holds a whole model")
     bases = {
         replace(read_checkpoint(adapter).base, name="")
         for adapter in (policy, baseline)

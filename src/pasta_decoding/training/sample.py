@@ -103,7 +103,8 @@ def sample_answers(
         digest = hashlib.sha256(f"{config.seed}/{name}/{prompt_id}/{number}".encode()).digest()
         seed = int.from_bytes(digest[:6])
         sampling = SamplingParams(temperature, seed=seed)
-        request = decoder.request(questions[prompt_id].instruction, rules, sampling)
+        sample_rules = replace(rules, eagerness=config.eagerness_of(number))
+        request = decoder.request(questions[prompt_id].instruction, sample_rules, sampling)
         [answer] = yield from ask(scheduler, [request])
         return Sample(
             prompt_id,

@@ -119,8 +119,6 @@ def load_trainable(base: Path, config: SftConfig) -> LoadedModel:
         topic=config.topic,
         joins=tuple(join.value for join in config.joins),
         eagerness=0.0,
-        promise_bias=0.0,
-        sync_bias=0.0,
     )
     if Joining.kv in config.joins:
         refuse_unsupported(model)
