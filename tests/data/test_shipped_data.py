@@ -12,7 +12,8 @@ from pasta_decoding.lang.tree import read, strip
 FOLDER = Path(__file__).parents[2] / "data"
 ROWS = {
     "annotated_clean": 1233,
-    "annotated_own": 1432,
+    "annotated_own": 1293,
+    "annotated_bold": 363,
     "annotated_written": 716,
     "training_sample": 200,
 }
@@ -22,6 +23,7 @@ PROMPTS = {
     "open_prompts": 691,
     "code_prompts": 398,
     "sync_prompts": 120,
+    "plain_prompts": 60,
 }
 
 
@@ -49,6 +51,7 @@ def test_no_prompt_of_an_evaluation_shares_eight_words_with_a_row_or_a_prompt_of
         texts += read_prompts(FOLDER / f"{name}.jsonl")
     exact = set(map(normalised, texts))
     runs = {run for text in texts for run in runs_of_words(text)}
-    for prompt in read_prompts(FOLDER / "sync_prompts.jsonl"):
-        assert normalised(prompt) not in exact, prompt
-        assert runs.isdisjoint(runs_of_words(prompt)), prompt
+    for name in ("sync_prompts", "plain_prompts"):
+        for prompt in read_prompts(FOLDER / f"{name}.jsonl"):
+            assert normalised(prompt) not in exact, prompt
+            assert runs.isdisjoint(runs_of_words(prompt)), prompt
