@@ -274,8 +274,14 @@ def test_no_two_topics_begin_with_the_same_token_while_there_are_others() -> Non
 def test_biases_are_added_to_the_tags_where_main_may_write_them_and_nowhere_else(
     tokens: list[int], steps: int, parallel: bool
 ) -> None:
-    biases: dict[str, float] = {"eagerness": 2.0, "sync_bias": -1.0}
-    rules = Rules(40, max_chunks=3, min_chunk_tokens=6, parallel=parallel, **biases)
+    rules = Rules(
+        40,
+        max_chunks=3,
+        min_chunk_tokens=6,
+        parallel=parallel,
+        eagerness=2.0,
+        sync_bias=-1.0,
+    )
     for joining in Joining:
         interpreter = play_steps(rules, cycle(tokens), steps, joining=joining).interpreter
         for thread in interpreter.writing_threads:

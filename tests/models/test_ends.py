@@ -60,6 +60,7 @@ def test_answers_layouts_samples_and_replays_keep_the_end_that_was_chosen(
         name="ends",
         count=12,
         rules=RULES,
+        temperature=1.0,
         config=PreferenceConfig(),
     )
     by_end = {sample.end: sample for sample in samples}

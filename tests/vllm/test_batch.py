@@ -68,7 +68,7 @@ def test_each_row_follows_what_was_written_without_any_change_and_others_are_lef
 def test_biases_are_added_to_the_logits_of_tags() -> None:
     batch, _ = filled(replace(MAIN, sync=True, eagerness=3.0, sync_bias=-1.0))
     logits_V = batch.apply(torch.zeros(1, SIZE))[0]
-    assert (logits_V[OPEN], logits_V[SYNC]) == (3, -1)
+    assert [float(logits_V[tag]) for tag in (OPEN, SYNC)] == [3, -1]
 
 
 @pytest.mark.parametrize("instead", [[], [B], [B, A]])
