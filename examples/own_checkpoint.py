@@ -1,7 +1,7 @@
 """An adapter of one's own: python examples/own_checkpoint.py FOLDER [--model BASE] [--engine NAME].
 
 The folder is what `pasta train sft` or `pasta train preference` wrote; --model names its base
-model where that is not the default one.
+model where that is not the default one. The base model, which knows no threads, answers beside it.
 """
 
 import argparse
@@ -14,9 +14,8 @@ parser.add_argument("--model")
 parser.add_argument("--engine", default="torch")
 options = parser.parse_args()
 
-with pasta.load(options.adapter, model=options.model, engine=options.engine) as model:
-    parallel = model.answer("Why is the sky blue?", max_tokens=120)
-    sequential = model.answer("Why is the sky blue?", max_tokens=120, parallel=False)
-
-for name, answer in (("parallel", parallel), ("promises banned", sequential)):
+for adapter in (options.adapter, "none"):
+    with pasta.load(adapter, model=options.model, engine=options.engine) as model:
+        answer = model.answer("Why is the sky blue?", max_tokens=120)
+    name = "base model" if adapter == "none" else "parallel"
     print(f"{name}: {answer.critical_path} steps, {answer.seconds:.1f} s\n{answer.text}\n")

@@ -113,14 +113,14 @@ metric_list: [{metric: exact_match}]
 def test_the_harness_runs_a_task_as_the_arguments_of_the_model_say(
     tmp_path: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:
-    """The task runs sequentially; parallel decoding is the default."""
+    """The base model runs it sequentially; parallel decoding is the default."""
     pytest.importorskip("lm_eval")
     questions = [QUESTION, "Name some colours."]
     question_file = tmp_path / "questions.jsonl"
     lines = [json.dumps({"question": question}) for question in questions]
     question_file.write_text("\n".join(lines))
     (tmp_path / "tiny.yaml").write_text(TASK.replace("QUESTIONS", str(question_file)))
-    model_args = f"name={tiny_checkpoint.adapter},model={tiny_checkpoint.base},engine=torch"
+    model_args = f"name=none,model={tiny_checkpoint.base},engine=torch"
     settings = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     ended = subprocess.run(
         [sys.executable, "-c", COMMAND, "--model", "pasta",
@@ -132,9 +132,7 @@ def test_the_harness_runs_a_task_as_the_arguments_of_the_model_say(
     assert ended.returncode == 0, ended.stderr
     [samples] = (tmp_path / "out").rglob("samples_*.jsonl")
     logged = sorted(read_lines(samples), key=lambda sample: sample["doc_id"])
-    with pasta.load(
-        tiny_checkpoint.adapter, model=tiny_checkpoint.base, engine="torch", dtype="float32"
-    ) as model:
+    with pasta.load("none", model=tiny_checkpoint.base, engine="torch", dtype="float32") as model:
         answers = model.batch(questions, max_tokens=24, parallel=False, stop="zzz")
     texts = [sample["resps"][0][0] for sample in logged]
     assert texts == [answer.text for answer in answers]

@@ -71,7 +71,7 @@ def test_options_are_those_of_the_front_door_and_reach_it(models: Models) -> Non
     assert set(options) == {setting.name for setting in fields(GenerationConfig)} - {"logit_bias"}
     assert plugin.Options().model_dump(exclude_none=True) == {}
     assert all(field.description for field in options.values())
-    settings: dict[str, Any] = {"max_tokens": 30, "temperature": 1.2, "seed": 3, "parallel": False}
+    settings: dict[str, Any] = {"max_tokens": 30, "temperature": 1.2, "seed": 3, "eagerness": -9}
     settings |= {"presence_penalty": 1.5, "max_threads": 2, "max_seconds": 1000.0}
     assert plugin.prompt(QUESTION, **settings).text() == tiny.answer(QUESTION, **settings).text
     with pytest.raises(llm.ModelError, match="max_tokens is 0, not a whole number of at least 1"):

@@ -47,7 +47,7 @@ class PastaModel:
     """The methods that the harness calls.
 
     name:       an argument of `pasta.load`, as are `device` and `loading`.
-    parallel:   False bans promises, for sequential decoding with the same weights.
+    parallel:   False answers sequentially, by the baseline of a shipped adapter.
     batch_size: how many answers are written side by side.
     """
 

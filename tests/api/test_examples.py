@@ -43,11 +43,11 @@ def test_an_example_shows_what_it_is_about(run: Run) -> None:
     assert "Who wrote Hamlet?" in run("batch_measures.py")
 
 
-def test_a_checkpoint_of_ones_own_is_compared_with_itself(
+def test_a_checkpoint_of_ones_own_is_compared_with_its_base_model(
     run: Run, tiny_checkpoint: TinyCheckpoint
 ) -> None:
     found = run("own_checkpoint.py", tiny_checkpoint.adapter, "--model", tiny_checkpoint.base)
-    assert found.index("parallel: ") < found.index("promises banned: ")
+    assert found.index("parallel: ") < found.index("base model: ")
 
 
 def test_every_example_is_listed_and_run() -> None:

@@ -8,16 +8,19 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import pasta_decoding as pasta
+from pasta_decoding.answer.settings import Rules, SamplingParams
+from pasta_decoding.api import opening
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.lang.tree import Chunk, strip
 from pasta_decoding.scheduling.decoder import LocalDecoder
 from pasta_decoding.scheduling.loop import EngineLoop
-from tests.checkpoint import TinyCheckpoint
+from tests.checkpoint import TinyCheckpoint, make_adapter, torch_decoder
 from tests.scheduling.machine import ordered
 
 PROMPT = "Name three colours."
@@ -191,13 +194,34 @@ def test_what_makes_no_sense_is_refused(model: pasta.Model) -> None:
 
 
 def test_fields_given_by_name_replace_those_of_the_config(model: pasta.Model) -> None:
-    config = GenerationConfig(max_tokens=TOKENS, parallel=False)
+    config = GenerationConfig(max_tokens=TOKENS, eagerness=-100)
     plain = model.answer(PROMPT, config)
     assert not plain.threads
-    assert model.answer(PROMPT, config, parallel=True).threads
+    assert model.answer(PROMPT, config, eagerness=0).threads
     biased = model.answer(PROMPT, config, logit_bias={"65": 100.0})
     assert biased.annotated != plain.annotated
     assert model.answer(PROMPT, config, max_seconds=0.0).finish_reason == "length"
+
+
+def test_an_answer_without_threads_is_written_by_the_recorded_baseline(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taught = make_adapter(tiny_checkpoint.base, tmp_path / "taught", seed=1)
+    monkeypatch.setattr(opening, "recorded_baseline", lambda *_, **__: str(taught))
+    baseline = torch_decoder(tiny_checkpoint.base, taught)
+    rules = Rules(max_tokens=TOKENS, parallel=False)
+    expected = baseline.answer(baseline.request(PROMPT, rules, SamplingParams(temperature=0)))
+    with load(tiny_checkpoint) as model:
+        assert model.answer(PROMPT, max_tokens=TOKENS, parallel=False).text == expected.text
+        assert model.answer(PROMPT, max_tokens=TOKENS).threads
+    with pytest.raises(pasta.PastaError):
+        model.answer(PROMPT, max_tokens=TOKENS, parallel=False)
+
+
+def test_without_a_baseline_an_answer_without_threads_is_refused(model: pasta.Model) -> None:
+    """With promises banned, an adapter writes lists and sentences that break off."""
+    with pytest.raises(pasta.PastaError, match="no baseline is known"):
+        model.answer(PROMPT, max_tokens=TOKENS, parallel=False)
 
 
 def test_every_public_name_is_there_and_importing_them_takes_nothing() -> None:

@@ -103,7 +103,6 @@ def test_an_option_changes_the_answer_and_nothing_else_does(ask: Pasta) -> None:
     assert text() == plain
     for option, value in (("--seed", 8), ("--top-p", 0.01), ("--system", "Be brief.")):
         assert text(option, value) != plain
-    assert ask(PROMPT, "--json", "--sequential").object["threads"] == 1
 
 
 def test_a_mistake_is_one_line_and_status_2(ask: Pasta) -> None:
@@ -116,6 +115,7 @@ def test_a_mistake_is_one_line_and_status_2(ask: Pasta) -> None:
         ([PROMPT, "--engine", "remote"], "no server is named"),
         ([PROMPT, "--adapter", "nope"], "no adapter 'nope'"),
         ([PROMPT, "--model", "tests"], "tests holds no model"),
+        ([PROMPT, "--sequential"], "no baseline is known that answers"),
         ([PROMPT, "--show", "--json"], "--show draws for a person"),
         ([PROMPT, "--trace", "/nowhere/trace.json"], "there is no folder /nowhere"),
     ):
@@ -144,6 +144,17 @@ def test_ctrl_c_while_the_model_works_prints_no_answer(
     assert outcome.err.endswith("\npasta: interrupted\n")
 
 
+def test_sequential_runs_the_recorded_baseline_in_one_thread(
+    ask: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taught = make_adapter(tiny_checkpoint.base, tmp_path / "taught", seed=1)
+    monkeypatch.setattr("pasta_decoding.cli.run.recorded_baseline", lambda *_, **__: str(taught))
+    figures = ask(PROMPT, "--json", "--sequential").object
+    assert (figures["adapter"], figures["threads"]) == (str(taught), 1)
+    compared = ask(PROMPT, "--json", "--baseline", taught, command="compare").object
+    assert compared["sequential"]["text"] == figures["text"]
+
+
 def test_compare_sets_an_own_checkpoint_beside_its_base_model_or_what_is_named(
     ask: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
@@ -155,8 +166,8 @@ def test_compare_sets_an_own_checkpoint_beside_its_base_model_or_what_is_named(
     assert compared["parallel"] | zero == {"checkpoint": "adapter"} | parallel | zero
     other = make_adapter(tiny_checkpoint.base, tmp_path / "taught", seed=1)
     named = ask(PROMPT, "--json", "--baseline", other, command="compare").object
-    alone = ask(PROMPT, "--json", "--sequential", adapter=other).object
-    assert named["sequential"] | zero == {"checkpoint": "taught"} | alone | zero
+    assert named["sequential"]["checkpoint"] == "taught"
+    assert named["sequential"]["threads"] == 1
 
 
 def test_compare_prints_both_answers_and_says_what_is_compared(ask: Pasta) -> None:

@@ -19,6 +19,7 @@ from pasta_decoding.models.catalog import (
     WholeModel,
     baseline_of,
     find_adapter,
+    recorded_baseline,
     resolve,
     short_name,
 )
@@ -313,6 +314,14 @@ def test_a_checkpoint_is_compared_with_what_is_named_or_ships_else_with_its_base
 ) -> None:
     assert baseline_of(adapter, None if model is None else Path(model), named) == baseline
     assert short_name(baseline.adapter, baseline.model) == label
+
+
+def test_only_shipped_adapters_have_a_recorded_baseline() -> None:
+    assert recorded_baseline("balanced", None) == recorded_baseline("sequential", None)
+    assert recorded_baseline(None, Path(LARGE)) == LARGE_PLAIN
+    assert recorded_baseline("runs/mine", None) is None
+    assert recorded_baseline(None, Path("mine.gguf")) is None
+    assert recorded_baseline("balanced", None, is_remote=True) is None
 
 
 @pytest.mark.parametrize(("model", "is_remote"), [(Path("mine.gguf"), False), (None, True)])

@@ -108,8 +108,10 @@ def test_the_baseline_is_loaded_when_it_is_asked_for_and_answers_in_one_thread(
         assert first.text == "One: an apple Done."
         assert second.text.startswith("Two: ")
         assert "a pear" not in second.text  # that was for a chunk's thread to write
+        without_threads = server.ask(CHAT, LONG | {"pasta_parallel": False})
+        assert without_threads.text == second.text
         server.wait_until_idle()
-        assert server.metric('pasta_answers_total{end="stop"}') == 2
+        assert server.metric('pasta_answers_total{end="stop"}') == 3
 
 
 @pytest.mark.parametrize(

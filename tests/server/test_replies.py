@@ -82,7 +82,6 @@ def test_fields_say_how_tokens_are_chosen(server: Running) -> None:
     """Each field is obeyed, and its neutral value changes nothing."""
     plain = text(server)
     [token] = server.decoder.encoder.encode_text("a")
-    assert text(server, pasta_parallel=False, max_tokens=TOKENS) != text(server, max_tokens=TOKENS)
     assert text(server, min_p=0.2, repetition_penalty=1.0, presence_penalty=0) == plain
     assert text(server, frequency_penalty=2, presence_penalty=2, repetition_penalty=2) != plain
     assert text(server, logit_bias={str(token): 100}, max_tokens=5) == "aaaaa"

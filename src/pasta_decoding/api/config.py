@@ -79,7 +79,7 @@ class GenerationConfig:
     ] = 0.0
     logit_bias: Mapping[int, float] | Mapping[str, float] = field(default_factory=dict)
     seed: Annotated[int, "The same seed gives the same answer."] = 0
-    parallel: Annotated[bool, "False bans promises: the same weights write one thread."] = True
+    parallel: Annotated[bool, "False: the adapter's baseline writes one thread."] = True
     stop: Annotated[str | Sequence[str], "End the text before this string."] = ()
     max_seconds: Annotated[float | None, "Time limit of the answer, waiting included."] = None
     max_threads: Annotated[int, "Threads that may write at the same time."] = 32

@@ -1,8 +1,11 @@
 """A loaded model that answers: the front door of Pasta for Python."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from threading import Lock
 from typing import Any, Self
@@ -16,6 +19,10 @@ from pasta_decoding.scheduling.decoder import Decoder
 from pasta_decoding.scheduling.loop import ClosedError, EngineLoop
 
 DEFAULT_CONCURRENCY = 16
+NO_BASELINE = (
+    "no baseline is known that answers this model's questions sequentially: "
+    "name an adapter or a model that was trained without tags"
+)
 _DEFAULT = GenerationConfig()
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
@@ -35,10 +42,16 @@ class Model:
     `max_tokens`, for unknown or invalid options, and after `close`.
 
     decoder: measurements use it directly, while no answer is being written.
+    open_baseline: opens the adapter's recorded baseline for the first answer without `parallel`.
+        None: such answers are refused if the checkpoint knows the language.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(
+        self, decoder: Decoder, open_baseline: Callable[[], Decoder] | None = None
+    ) -> None:
         self.decoder = decoder
+        self._open_baseline = open_baseline
+        self._baseline: Model | None = None
         self._worker: EngineLoop | None = None
         self._lock = Lock()
         self._closed = False
@@ -141,8 +154,11 @@ class Model:
             self._closed = True
             worker = self._worker
             self._worker = None
+            baseline = self._baseline
         if worker is not None:
             worker.close()
+        if baseline is not None:
+            baseline.close()
 
     def __enter__(self) -> Self:
         return self
@@ -155,6 +171,8 @@ class Model:
 
         number: the prompt's index in its batch; the seed of the answer depends on it.
         """
+        if self.decoder.parallel and not config.parallel:
+            return self._opened_baseline()._start(prompt, config, number)
         if isinstance(prompt, str):
             ids: tuple[Any, ...] = self.decoder.prompt_ids(prompt, config.max_tokens)
         elif prompt and isinstance(prompt[0], int):
@@ -164,6 +182,17 @@ class Model:
             ids = self.decoder.prompt_ids(messages, config.max_tokens)
         request = self.decoder.request(ids, config.rules, config.sampling(), number)
         return partial(self._started_worker().submit, request)
+
+    def _opened_baseline(self) -> Model:
+        """Return the baseline, opened for the first call. Raises PastaError if there is none."""
+        if self._open_baseline is None:
+            raise PastaError(NO_BASELINE, field="parallel")
+        with self._lock:
+            if self._closed:
+                raise ClosedError
+            if self._baseline is None:
+                self._baseline = Model(replace(self._open_baseline(), parallel=False))
+            return self._baseline
 
     def _started_worker(self) -> EngineLoop:
         """Return the engine's loop; start it for the first request. Raises PastaError if closed."""

@@ -6,7 +6,7 @@ A new engine is a file in `engines/`, an entry of `ENGINES`, and a place in `cho
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from pasta_decoding.models.catalog import (
     ModelSource,
     WholeModel,
     adapter_name,
+    recorded_baseline,
     resolve,
 )
 from pasta_decoding.models.checkpoint import read_checkpoint
@@ -92,7 +93,14 @@ def load(
     folder = default_cache(os.environ) if cache is None else Path(cache)
     settings |= {"adapter": adapter}
     check_names(EngineConfig, settings)
-    return Model(open_decoder(EngineConfig(**settings), folder))
+    config = EngineConfig(**settings)
+    baseline = recorded_baseline(config.adapter, config.model, is_remote=config.is_remote)
+    decoder = open_decoder(config, folder)
+    if baseline is None:
+        return Model(decoder)
+    if baseline == config.adapter:
+        return Model(replace(decoder, parallel=False))
+    return Model(decoder, lambda: open_decoder(replace(config, adapter=baseline), folder))
 
 
 def open_decoder(config: EngineConfig, cache: Path) -> Decoder:

@@ -20,9 +20,11 @@ from pasta_decoding.cli.options import AsJson, HiddenFields, System, command
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import to_json, write_text
 from pasta_decoding.models.catalog import (
+    NO_ADAPTER,
     adapter_name,
     baseline_of,
     known_base_of,
+    recorded_baseline,
     short_name,
     whole_model,
 )
@@ -46,7 +48,7 @@ def run(
     system: System = None,
     show: Annotated[bool, typer.Option("--show", help="Draw the threads as they write.")] = False,
     sequential: Annotated[
-        bool, typer.Option("--sequential", help="Ban promises: the same weights write one thread.")
+        bool, typer.Option("--sequential", help="Let the adapter's baseline write one thread.")
     ] = False,
     trace: Annotated[
         Path | None, typer.Option(help="Write a timeline of the threads for Perfetto.")
@@ -59,6 +61,10 @@ def run(
     """Answer a question; threads write independent parts of the answer at the same time."""
     generation = replace(generation, parallel=not sequential)
     engine = with_default(engine)
+    baseline = None
+    if sequential:
+        baseline = recorded_baseline(engine.adapter, engine.model, is_remote=engine.is_remote)
+        engine = replace(engine, adapter=baseline or engine.adapter)
     conversation = conversation_of(prompt, system)
     if show and as_json:
         raise PastaError("--show draws for a person, --json prints for a program: leave one out")
@@ -66,7 +72,10 @@ def run(
         raise PastaError("--trace needs an engine of this process: servers report no times")
     if trace is not None and not trace.parent.is_dir():
         raise PastaError(f"there is no folder {trace.parent} to write the trace into")
-    with Model(decoder_for(engine)) as model:
+    decoder = decoder_for(engine)
+    if baseline is not None:
+        decoder = replace(decoder, parallel=False)
+    with Model(decoder) as model:
         if as_json:
             stream = model.stream(conversation, generation)
             list(stream)  # run it to its end
@@ -104,7 +113,6 @@ def compare(
     baseline_model = baseline_of(engine.adapter, engine.model, baseline, is_remote=engine.is_remote)
     rival = replace(engine, adapter=baseline_model.adapter, model=baseline_model.model)
     parallel = _compared("parallel", engine, generation, conversation, as_json=as_json)
-    generation = replace(generation, parallel=False)
     sequential = _compared("sequential", rival, generation, conversation, as_json=as_json)
     if as_json:
         results = {"parallel": parallel, "sequential": sequential}
@@ -132,7 +140,10 @@ def _compared(
     The model is freed at the end, so that only one model is in memory.
     """
     checkpoint = short_name(engine.adapter, engine.model)
-    with Model(decoder_for(engine)) as model:
+    decoder = decoder_for(engine)
+    if name == "sequential":
+        decoder = replace(decoder, parallel=False)  # with promises banned, whatever was named
+    with Model(decoder) as model:
         model.answer(conversation, max_tokens=8)  # a first answer is slower
         if as_json:
             result = model.answer(conversation, generation)
@@ -248,7 +259,7 @@ def answer_json(result: Result, model: Model, engine: EngineConfig) -> dict[str,
         "text": result.text,
         "annotated": result.annotated,
         "model": str(whole_path or engine.model or known_base_of(adapter)),
-        "adapter": adapter if whole_path is None and model.decoder.parallel else None,
+        "adapter": adapter if whole_path is None and adapter != NO_ADAPTER else None,
         "engine": model.decoder.name,
         "prompt_tokens": result.usage.prompt_tokens,
         "completion_tokens": result.usage.fed_tokens,

@@ -280,6 +280,19 @@ class Baseline:
     description: str
 
 
+def recorded_baseline(
+    adapter: str | None, model: Path | None, *, is_remote: bool = False
+) -> str | None:
+    """Return the shipped adapter that answers sequentially in place of the named one.
+
+    It was trained on the same base without tags. Own adapters, whole models and servers have none.
+    """
+    name = adapter_name(adapter, model)
+    if is_remote or whole_model(adapter, model) is not None or name not in shipped_adapters():
+        return None
+    return BASES[known_base_of(name)].baseline
+
+
 def baseline_of(
     adapter: str | None, model: Path | None, named: str | None, *, is_remote: bool = False
 ) -> Baseline:
@@ -293,8 +306,8 @@ def baseline_of(
     whole_path = whole_model(adapter, model)
     name = adapter_name(adapter, model)
     has_adapter_here = whole_path is None and not is_remote
-    ships = has_adapter_here and name in shipped_adapters()
-    if named is not None and not (ships and named == SEQUENTIAL):
+    recorded = recorded_baseline(adapter, model, is_remote=is_remote)
+    if named is not None and not (recorded and named == SEQUENTIAL):
         same_weights = named in (name, str(whole_path))
         weights = "the same weights with" if same_weights else f"{named},"
         base = model if whole_path is None else None
@@ -304,8 +317,8 @@ def baseline_of(
             f"no baseline is known for {whole_path or 'a model on servers'}: name an adapter or "
             "a whole model with --baseline"
         )
-    if ships:
+    if recorded is not None:
         description = "trained on many of the same responses with the tags taken out"
-        return Baseline(BASES[known_base_of(name)].baseline, model, description)
+        return Baseline(recorded, model, description)
     description = "the base model as it is, which was not trained on these responses"
     return Baseline(NO_ADAPTER, model, description)

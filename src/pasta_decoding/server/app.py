@@ -105,7 +105,11 @@ def _openai_routes(backends: Mapping[str, Backend], answer_tokens: int) -> APIRo
         """Answer each choice of the first prompt, of the second, and so on."""
         n = body.n or 1
         max_tokens = body.limit or answer_tokens
-        decoder = await _decoder(backends, body.model, n * len(body.prompts))
+        name = body.model
+        decoder = await _decoder(backends, name, n * len(body.prompts))
+        if body.pasta_parallel is False and decoder.parallel:
+            name = _baseline_name(backends)
+            decoder = await _decoder(backends, name, n * len(body.prompts))
         prompts = [_prompt_ids(decoder, prompt, max_tokens) for prompt in body.prompts]
         config = body.config(max_tokens)
         priority = Priority[body.pasta_priority or "normal"]
@@ -115,7 +119,7 @@ def _openai_routes(backends: Mapping[str, Backend], answer_tokens: int) -> APIRo
             decoder.request(prompts[choice // n], config.rules, sampling, choice, priority)
             for choice in range(n * len(prompts))
         ]
-        return Reply(body, decoder, backends[body.model].submit(requests))
+        return Reply(body, decoder, backends[name].submit(requests))
 
     @router.get("/models")
     async def models() -> schema.ModelList:
@@ -136,6 +140,15 @@ def _openai_routes(backends: Mapping[str, Backend], answer_tokens: int) -> APIRo
         )
 
     return router
+
+
+def _baseline_name(backends: Mapping[str, Backend]) -> str:
+    """Return the name of the baseline, which answers sequentially; ApiError if there is none."""
+    _, *baselines = backends
+    if not baselines:
+        message = "this server has no baseline that answers sequentially: `pasta serve --baseline`"
+        raise ApiError(400, message, param="pasta_parallel")
+    return baselines[0]
 
 
 def _prompt_ids(decoder: Decoder, prompt: Prompt, max_tokens: int) -> Sequence[int]:

@@ -68,7 +68,7 @@ class AnswerRequest(Wire, extra="forbid"):
     seed:       -1 draws a random seed, as does leaving it out.
     logit_bias: by token id, as text.
     eagerness:  added to the logit of a promise; the checkpoint's own if left out.
-    pasta_parallel: false answers sequentially with the same weights.
+    pasta_parallel: false lets the baseline answer, sequentially.
     pasta_priority: a high answer gets all its threads under any load.
     """
 
