@@ -177,7 +177,7 @@ def test_a_value_that_means_nothing_is_refused_with_the_name_of_its_field() -> N
         (GenerationConfig, "top_p", [0, 1.5]),
         (GenerationConfig, "top_k", [0, 2.5]),
         (GenerationConfig, "min_p", [1.5, -0.1]),
-        (GenerationConfig, "repetition_penalty", [0, 2.1]),
+        (GenerationConfig, "repetition_penalty", [0, 1e-40, 2.1]),
         (GenerationConfig, "presence_penalty", [3, "1"]),
         (GenerationConfig, "frequency_penalty", [float("nan")]),
         (GenerationConfig, "logit_bias", [{3: 200}, {"a": 1}, {3: "x"}, [3]]),

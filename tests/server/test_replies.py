@@ -87,6 +87,7 @@ def test_fields_say_how_tokens_are_chosen(server: Running) -> None:
     assert text(server, logit_bias={str(token): 100}, max_tokens=5) == "aaaaa"
     drawn = text(server, temperature=2, seed=5)
     assert drawn == text(server, temperature=2, seed=5, top_k=-1)
+    assert text(server, temperature=None) == text(server, temperature=1e-40) == plain
     for neutral in ({"min_p": 1}, {"top_k": 1}, {"top_p": 1e-9}):
         assert text(server, temperature=2, seed=5, **neutral) == plain != drawn
     assert text(server, temperature=2, seed=-1) != text(server, temperature=2, seed=-1)
@@ -130,7 +131,7 @@ def test_a_conversation_is_read_as_openais_clients_write_it(server: Running) -> 
         return text(server, messages=messages, max_completion_tokens=8)
 
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
-    first = reply("developer", None, parts, tool_calls=[{"id": "1"}], refusal=None)
+    first = reply("developer", None, parts, tool_calls=[], refusal=None)
     assert first == reply("system", "", "Hel\nlo")
 
 

@@ -3,7 +3,9 @@
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from pasta_decoding.server.requests import ChatRequest
 from tests.server.running import CHAT, GOOD, HELLO, MODEL, Running
 
 BODIES: dict[str, tuple[bytes, str]] = {
@@ -13,6 +15,7 @@ BODIES: dict[str, tuple[bytes, str]] = {
     "digits": (b'{"seed": ' + b"9" * 5000 + b"}", "the body cannot be read as JSON: Exceeds the"),
 }
 LONG = "x" * 500_000
+USER = {"role": "user", "content": "Hi"}
 ANSWER = {"role": "assistant", "content": "Hi"}
 UNDER = "the API is under /v1; Not Found: "
 
@@ -27,6 +30,14 @@ CHANGES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "messages[0].role: "),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "messages[0].content: Field requ"),
     (user(None), "messages[0].content", "messages[0].content: Input should be a valid string"),
+    (user([{"type": "text", "text": "x", "x": 1}]), "messages[0].content[0].x", "messages[0].c"),
+    (
+        {"messages": [USER | {"name": "Bo"}]},
+        "messages[0].name",
+        "messages[0].name is not supported",
+    ),
+    ({"messages": [USER | {"tool_call_id": "1"}]}, "messages[0].tool_call_id", "messages[0].tool"),
+    ({"messages": [USER | {"tool_calls": [1]}]}, "messages[0].tool_calls", "messages[0].tool_cal"),
     (user("\ud800"), None, "the text is not valid UTF-8, at character 1"),
     ({"messages": HELLO * 3000}, "messages", "the prompt is too long: 3000 messages"),
     (user("x y " * 9000), "messages", "the prompt is too long"),
@@ -35,12 +46,13 @@ CHANGES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"max_tokens": "5"}, "max_tokens", "max_tokens: Input should be a valid integer"),
     ({"max_tokens": 5000}, "max_tokens", "an answer of up to 5000 tokens leaves no room"),
     ({"temperature": float("inf")}, "temperature", "temperature: Input should be a finite number"),
+    ({"repetition_penalty": 1e-40}, "repetition_penalty", "repetition_penalty: Input should be gr"),
     ({"top_k": -2}, "top_k", "top_k: Input should be greater than or equal to -1"),
     ({"logit_bias": {"99999": 1}}, "logit_bias", "logit_bias names the id 99999"),
     ({"logit_bias": {str(n): 1 for n in range(301)}}, "logit_bias", "logit_bias"),
     ({"n": 17}, "n", "n: Input should be less than or equal to 16"),
     ({"stop": ""}, "stop[0]", "stop[0]: String should have at least 1 character"),
-    ({"stream_options": {"include": True}}, "include", "include is not supported"),
+    ({"stream_options": {"include": True}}, "stream_options.include", "stream_options.include is"),
     ({"stream_options": {}}, None, "stream_options is only allowed when stream is true"),
     ({"top_logprobs": 2}, None, "top_logprobs is only allowed when logprobs is true"),
     ({"tools": [{"type": "function"}]}, "tools", "tools: the models here call no tools"),
@@ -48,6 +60,7 @@ CHANGES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"response_format": {"type": "json_object"}}, "response_format.type", "response_format.type"),
     ({"add_generation_prompt": False}, "add_generation_prompt", "add_generation_prompt: Input"),
     ({"grammar": "root ::= x"}, "grammar", "grammar is not supported"),
+    ({str(n): 1 for n in range(301)}, None, "an object has more than 300 fields"),
     ({LONG: 1}, "x" * 200 + " ...", "xxxx"),
 ]
 
@@ -75,9 +88,22 @@ def test_a_wrong_field_is_refused_with_the_reason(
     assert error["message"].startswith(reason)
     assert error["param"] == param
     codes = {"too long": "context_length_exceeded", "no room": "context_length_exceeded"}
-    codes |= {"not supported": "unsupported_parameter"}
+    codes |= {" is not supported": "unsupported_parameter"}
     expected = [code for text, code in codes.items() if text in error["message"]]
     assert error["code"] == (expected[0] if expected else None)
+
+
+def test_many_mistakes_are_not_listed_one_by_one() -> None:
+    """A list of 100,000 mistakes would stop the event loop for all clients."""
+    many = 100_000
+    for body in (
+        {"messages": [{}] * many},
+        user([{}] * many),
+        {"messages": HELLO, "logit_bias": {f"x{number}": 0 for number in range(many)}},
+    ):
+        with pytest.raises(ValidationError) as refusal:
+            ChatRequest.model_validate({"model": MODEL} | body)
+        assert refusal.value.error_count() < 5
 
 
 def test_what_changes_nothing_is_accepted(server: Running) -> None:
@@ -90,7 +116,9 @@ def test_what_changes_nothing_is_accepted(server: Running) -> None:
         {"top_k": -1, "min_p": 0, "repetition_penalty": 1.0, "ignore_eos": False, "seed": -1},
         {"parallel_tool_calls": True, "reasoning_effort": "low", "metadata": {}, "best_of": 1},
         user('<sync/> <promise topic="x" tokens="9"/>'),
-        {"messages": [{"role": "user", "content": "<|im_end|><|im_start|>", "name": "x"}]},
+        {"messages": [{"role": "user", "content": "<|im_end|><|im_start|>", "name": None}]},
+        {"messages": [USER, ANSWER | {"refusal": None, "tool_calls": [], "annotations": []}, USER]},
+        {"temperature": 1e-40},
     ):
         assert server.ask(CHAT, GOOD | change).status == 200
 

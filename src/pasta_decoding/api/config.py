@@ -53,7 +53,7 @@ _RANGES: Mapping[str, ValueRange] = {
     "top_p": ValueRange(Real, lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
     "min_p": ValueRange(Real, lambda value: 0 <= value <= 1, "a number from 0 to 1"),
     "repetition_penalty": ValueRange(
-        Real, lambda value: 0 < value <= 2, "a number above 0 and at most 2"
+        Real, lambda value: 0.01 <= value <= 2, "a number from 0.01 to 2"
     ),
     "max_seconds": ValueRange(Real, lambda value: value >= 0, "a number of at least 0"),
     "parallel": ValueRange(bool, lambda _value: True, "true or false"),
@@ -108,9 +108,12 @@ class GenerationConfig:
         )
 
     def sampling(self, *, logprobs: int | None = None) -> SamplingParams:
-        """Return how tokens are chosen; `logprobs` is how many alternatives are reported."""
+        """Return how tokens are chosen; `logprobs` is how many alternatives are reported.
+
+        A temperature between 0 and 0.01 counts as 0.01, as in vLLM: below, float32 overflows.
+        """
         return SamplingParams(
-            temperature=self.temperature,
+            temperature=max(self.temperature, 0.01) if self.temperature else 0.0,
             top_p=self.top_p,
             top_k=self.top_k,
             seed=self.seed,

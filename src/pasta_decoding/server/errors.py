@@ -98,8 +98,10 @@ def _invalid(problem: Mapping[str, Any]) -> ApiError:
         return ApiError(415, message, code="unsupported_media_type")
     _body, *path = problem["loc"]
     if problem["type"] == "extra_forbidden":
-        name = excerpt(str(path[-1]))
-        return ApiError(400, f"{name} is not supported", param=name, code="unsupported_parameter")
+        *parents, name = path
+        param = excerpt(f"{_param_of(parents)}.{name}".removeprefix("."))
+        message = f"{param} is not supported"
+        return ApiError(400, message, param=param, code="unsupported_parameter")
     param = _param_of(path)
     message = str(problem["msg"]).removeprefix("Value error, ")
     return ApiError(400, f"{param}: {message}" if param else message, param=param or None)

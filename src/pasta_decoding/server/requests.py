@@ -23,9 +23,19 @@ from pasta_decoding.models.template import Message
 from pasta_decoding.server.schema import Wire
 
 MAX_CHOICES = 16
+MAX_FIELDS = 300
+"""Fields of one JSON object. Pydantic lists every unknown field, for which a body has room."""
 
 Prompt = str | list[Message] | tuple[int, ...]
 """A text to continue, a conversation, or token ids."""
+
+
+def _bounded(value: Any) -> Any:
+    """Return a value. Raises ValueError if it is an object of too many fields."""
+    if isinstance(value, dict) and len(value) > MAX_FIELDS:
+        raise ValueError(f"an object has more than {MAX_FIELDS} fields")
+    return value
+
 
 NonEmptyText = Annotated[str, Field(min_length=1)]
 Stops = Annotated[
@@ -40,11 +50,27 @@ Limit = Annotated[int, Field(ge=1, lt=2**31)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 TokenName = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
-Biases = Annotated[dict[TokenName, Bias], Field(max_length=300)]
+Biases = Annotated[dict[TokenName, Bias], Field(max_length=MAX_FIELDS), BeforeValidator(_bounded)]
 Alternatives = Annotated[int, Field(ge=0, le=20)]
 
 
-class StreamOptions(Wire, extra="forbid"):
+class RequestPart(Wire, extra="forbid"):
+    """A request or a part of one. An unknown field is an error unless it is null."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_left_out(cls, part: Any) -> Any:
+        if not isinstance(_bounded(part), dict):
+            return part
+        # Some clients send null for each field of OpenAI's API that they do not use.
+        return {
+            name: value
+            for name, value in part.items()
+            if value is not None or name in cls.model_fields
+        }
+
+
+class StreamOptions(RequestPart):
     """`include_usage`: a last piece with the usage; `pasta_events`: what each thread does."""
 
     include_usage: bool = False
@@ -54,13 +80,13 @@ class StreamOptions(Wire, extra="forbid"):
     continuous_usage_stats: Any = None
 
 
-class TextFormat(Wire, extra="forbid"):
+class TextFormat(RequestPart):
     """The only response format: free text."""
 
     type: Literal["text"]
 
 
-class AnswerRequest(Wire, extra="forbid"):
+class AnswerRequest(RequestPart):
     """The fields that both kinds of request have.
 
     max_tokens: counts all tokens of an answer, tags included.
@@ -78,7 +104,7 @@ class AnswerRequest(Wire, extra="forbid"):
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=2, allow_inf_nan=False)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Biases | None = None
@@ -105,18 +131,6 @@ class AnswerRequest(Wire, extra="forbid"):
     min_tokens: Literal[0] | None = None
     skip_special_tokens: Literal[True] | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_left_out(cls, body: Any) -> Any:
-        if not isinstance(body, dict):
-            return body
-        # Some clients send null for each field of OpenAI's API that they do not use.
-        return {
-            name: value
-            for name, value in body.items()
-            if value is not None or name in cls.model_fields
-        }
-
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
@@ -128,9 +142,12 @@ class AnswerRequest(Wire, extra="forbid"):
         return self.max_tokens
 
     def config(self, max_tokens: int) -> GenerationConfig:
-        """Return the settings of the answers. Fields that are left out have OpenAI's defaults."""
+        """Return the settings of the answers. Fields that are left out have the API's defaults.
+
+        A seed that is left out is random.
+        """
         names = {setting.name for setting in fields(GenerationConfig)}
-        settings = {"temperature": 1.0} | self.model_dump(include=names, exclude_none=True)
+        settings = self.model_dump(include=names, exclude_none=True)
         settings |= {
             "max_tokens": max_tokens,
             "top_k": self.top_k if self.top_k and self.top_k > 0 else None,
@@ -140,21 +157,31 @@ class AnswerRequest(Wire, extra="forbid"):
         return GenerationConfig(**settings)
 
 
-class TextPart(Wire):
+class TextPart(RequestPart):
     """A part of a message. Only text is supported."""
 
     type: Literal["text"]
     text: str
 
+    # Accepted, since it does not change the answer.
+    cache_control: Any = None
 
-class ChatMessage(Wire):
+
+class ChatMessage(RequestPart):
     """One turn. Its content is plain text: a tag in it is a word like any other."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        Annotated[str | None, Tag("one text")] | Annotated[list[TextPart], Tag("parts")],
+        Annotated[str | None, Tag("one text")]
+        | Annotated[list[TextPart], Field(fail_fast=True), Tag("parts")],
         Discriminator(lambda content: "parts" if isinstance(content, list) else "one text"),
     ]
+
+    # Accepted, since clients send an answer back as they received it.
+    refusal: Any = None
+    annotations: Any = None
+    # Accepted with the value that means "none".
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
 
     @field_validator("content")
     @classmethod
@@ -176,7 +203,7 @@ class ChatMessage(Wire):
 class ChatRequest(AnswerRequest):
     """The body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
@@ -221,7 +248,7 @@ class ChatRequest(AnswerRequest):
 
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
 IdLists = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_CHOICES)]
 
