@@ -42,21 +42,23 @@ NEAR_TIE = 1e-3
 )
 def test_sequential_decoding_equals_generate(prompts: list[str], default_model: Path) -> None:
     loaded = load_base(BaseAlone(default_model))
-    model, tokenizer, control = loaded.model, loaded.tokenizer, loaded.checkpoint.control
+    model = loaded.model
+    tokenizer = loaded.tokenizer
+    control = loaded.checkpoint.control
     encoder = PromptEncoder(tokenizer, forbidden_ids=control.ids)
-    asked = [encoder.encode([Message("user", text)]) for text in prompts]
+    prompts_ids = [encoder.encode([Message("user", text)]) for text in prompts]
     # The engine takes the model over, so `generate` goes first, with transformers' own attention.
-    expected = _generate(model, asked, sorted(control.ids))
+    expected = _generate(model, prompts_ids, sorted(control.ids))
 
     engine = TorchEngine(model)
     ends = frozenset({tokenizer.eos_token_id})
     vocabulary = vocabulary_of(tokenizer, control, engine.vocabulary_size, ends, min(ends))
     rules = Rules(max_tokens=TOKENS, parallel=False)
     scheduler = Scheduler(engine, vocabulary, SHARED_MAX)
-    requests = [Request(tuple(prompt), Sampler(SamplingParams()), rules) for prompt in asked]
+    requests = [Request(tuple(prompt), Sampler(SamplingParams()), rules) for prompt in prompts_ids]
     answers = finish(scheduler, [scheduler.add(request) for request in requests])
     compared = 0
-    for prompt, answer, tokens in zip(asked, answers, expected, strict=True):
+    for prompt, answer, tokens in zip(prompts_ids, answers, expected, strict=True):
         ours = [token for segment in answer.segments for token in _run(segment)]
         compared += _assert_equal_but_for_near_ties(model, prompt, ours, tokens)
     assert compared > 10 * len(prompts)
@@ -73,7 +75,7 @@ def test_the_exported_file_decodes_as_the_torch_engine_does(
     from pasta_decoding.models.load import load_gguf
 
     loaded = load_model(BaseWithAdapter(default_model, find_adapter(DEFAULT_ADAPTER)))
-    export_gguf(loaded, tmp_path / "f32.gguf", "F32", quantize=_not_asked)
+    export_gguf(loaded, tmp_path / "f32.gguf", "F32", quantize=_never_called)
     ours = decoder_over(TorchEngine(loaded.model), loaded)
     path = tmp_path / "f32.gguf"
     exact = LlamaEngine(path, cache_tokens=1024, threads=1, cache_type="F32")
@@ -92,7 +94,7 @@ def test_the_exported_file_decodes_as_the_torch_engine_does(
     assert compared > 2 * TOKENS * len(PROMPTS)
 
 
-def _not_asked(*_: object) -> None:
+def _never_called(*_: object) -> None:
     raise AssertionError("F32 needs no quantiser")
 
 
@@ -111,7 +113,8 @@ def _assert_close(
 
 def _generate(model: Any, prompts: list[list[int]], banned: list[int]) -> list[list[int]]:
     """Continue all prompts at once, padded on the left."""
-    longest, end = max(map(len, prompts)), model.config.eos_token_id
+    longest = max(map(len, prompts))
+    end = model.config.eos_token_id
     padding = [longest - len(prompt) for prompt in prompts]
     pairs = list(zip(padding, prompts, strict=True))
     output = model.generate(

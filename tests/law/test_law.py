@@ -156,37 +156,40 @@ def assert_same_logits(name: str, layouts: Sequence[Layout], recorder: Watched) 
 
 
 def assert_same_integers(answer: Answer, layouts: Sequence[Layout]) -> None:
-    """What was fed, when and where, is what was compiled; each token exactly once in its row."""
+    """Tokens were fed with the steps and positions of the layouts, each exactly once."""
     fed = sorted((f.thread, f.step, f.token, f.position) for f in answer.trace.fed)
     expected = []
-    for layout, known in zip(layouts, known_tokens(layouts), strict=True):
+    for layout, cached_tokens in zip(layouts, tokens_in_cache(layouts), strict=True):
         columns = zip(layout.thread, layout.step, layout.tokens, layout.position, strict=True)
-        expected += [row for row in list(columns)[known:] if row[1] > 0]
+        expected += [row for row in list(columns)[cached_tokens:] if row[1] > 0]
     assert fed == sorted(expected)
 
 
-def known_tokens(layouts: Sequence[Layout]) -> list[int]:
-    """How much of each row the row before has computed: all up to its first chunk's last token."""
-    known = [0]
+def tokens_in_cache(layouts: Sequence[Layout]) -> list[int]:
+    """Return how many tokens of each layout the layout before it has computed.
+
+    These are all tokens up to the last one of its first chunk.
+    """
+    cached_tokens = [0]
     for before, after in pairwise(layouts):
         threads = list(before.thread)
         first = next(thread for thread in threads if thread)
-        known.append(len(threads) - threads[::-1].index(first))
-        for column in ("tokens", "position"):
-            ours, theirs = getattr(before, column), getattr(after, column)
-            assert ours[: known[-1]] == theirs[: known[-1]]
-    return known
+        first_end = len(threads) - threads[::-1].index(first)
+        cached_tokens.append(first_end)
+        assert before.tokens[:first_end] == after.tokens[:first_end]
+        assert before.position[:first_end] == after.position[:first_end]
+    return cached_tokens
 
 
 def labelled_rows(*layouts: Layout) -> list[tuple[int, tuple[int, int]]]:
-    """For every row that predicts something: which token of which thread was chosen from it."""
-    chosen: dict[int, int] = {}
+    """Return, for every row with a label, the thread and the index of the token chosen from it."""
+    chosen_tokens: dict[int, int] = {}
     rows = []
-    labels = [pair for one in layouts for pair in zip(one.label, one.thread, strict=True)]
+    labels = [pair for layout in layouts for pair in zip(layout.label, layout.thread, strict=True)]
     for row, (label, thread) in enumerate(labels):
         if label is not None:
-            index = chosen.get(thread, 0)
-            chosen[thread] = index + 1
+            index = chosen_tokens.get(thread, 0)
+            chosen_tokens[thread] = index + 1
             rows.append((row, (thread, index)))
     return rows
 
@@ -240,7 +243,9 @@ def test_the_tensor_mask_is_the_rule_pair_by_pair(
 
 def test_a_wrong_mask_breaks_the_law() -> None:
     """The test above would notice: let siblings see each other, and the logits move."""
-    model, prompt, segments = MODELS["llama"], (60, 61, 62), world.CHUNK_AFTER_SYNC
+    model = MODELS["llama"]
+    prompt = (60, 61, 62)
+    segments = world.CHUNK_AFTER_SYNC
     _, recorder = decode(engine_named("torch-llama"), prompt, segments)
     training = packed_batch([compiled(prompt, segments)])
     causal = torch.ones(len(training.tokens_T), len(training.tokens_T), dtype=torch.bool).tril()

@@ -29,7 +29,7 @@ from tests.law import world
 from tests.law.test_law import assert_same_logits, compiled, engine_named
 from tests.law.watched import Replay, Watched
 from tests.law.whim import EveryThread, ReadingOrder, Whim
-from tests.scheduling.machine import asked, assert_same, finish
+from tests.scheduling.machine import assert_same, finish, numbered_request
 from tests.scripted import ScriptedEngine, shuffled
 from tests.tiny import tiny_llama
 
@@ -60,13 +60,14 @@ def scheduler_of(engine: Engine, joining: Joining, policy: SchedulingPolicy) -> 
 
 
 def alone(kind: str, joining: Joining, request: Request) -> Answer:
-    """What the request gets where width costs nothing, and nobody else is there."""
+    """Return the answer of a request that has the engine to itself and runs every thread."""
     return answer_of(scheduler_of(engine_of(kind), joining, EveryThread()), request)
 
 
-def shown(answer: Answer) -> str:
-    """Read its events as a reader would, and never take any text back."""
-    fold, text = AnswerText(), ""
+def text_of_events(answer: Answer) -> str:
+    """Return the text of an answer's events; at each event it is a prefix of the whole text."""
+    fold = AnswerText()
+    text = ""
     for event in answer.events:
         text += fold.feed(event)
         assert answer.text.startswith(text)
@@ -90,29 +91,30 @@ def test_any_schedule_gives_the_same_answer(
     seed: int,
     spare_cells: int,
 ) -> None:
-    requests = [asked(number, **limits) for number in numbers]
+    requests = [numbered_request(number, **limits) for number in numbers]
     engine = engine_of(kind, 240 + spare_cells)
     scheduler = scheduler_of(engine, joining, Whim(seed))
-    answers = finish(scheduler, [scheduler.add(one) for one in requests])
+    answers = finish(scheduler, [scheduler.add(request) for request in requests])
     assert engine.slots_in_use == 0
     for request, answer in zip(requests, answers, strict=True):
         assert_same(answer, alone(kind, joining, request))
         if not request.rules.stop:
-            assert shown(answer) == answer.text
+            assert text_of_events(answer) == answer.text
 
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("clients", [1, 6])
 def test_the_policies_give_the_answers_that_the_requests_get_alone(name: str, clients: int) -> None:
-    requests = [asked(number, max_tokens=25) for number in range(clients)]
+    requests = [numbered_request(number, max_tokens=25) for number in range(clients)]
     scheduler = scheduler_of(engine_of("torch"), Joining.kv, POLICIES[name]())
-    for number, answer in enumerate(finish(scheduler, [scheduler.add(one) for one in requests])):
+    answers = finish(scheduler, [scheduler.add(request) for request in requests])
+    for number, answer in enumerate(answers):
         assert_same(answer, alone_of(number))
 
 
 @cache
 def alone_of(number: int) -> Answer:
-    return alone("torch", Joining.kv, asked(number, max_tokens=25))
+    return alone("torch", Joining.kv, numbered_request(number, max_tokens=25))
 
 
 @few(10)
@@ -127,7 +129,7 @@ def test_training_sees_what_any_schedule_saw(
     layout = compiled(prompt, segments)
     assert answer.layouts == (layout,)
     columns = zip(layout.thread, layout.tokens, layout.position, strict=True)
-    fed = sorted((one.thread, one.token, one.position) for one in answer.trace.fed)
+    fed = sorted((token.thread, token.token, token.position) for token in answer.trace.fed)
     assert fed == sorted(list(columns)[len(prompt) :])
     assert_same_logits("torch-llama", [layout], recorder)
 
@@ -135,15 +137,22 @@ def test_training_sees_what_any_schedule_saw(
 def test_the_laws_above_are_about_cuts_of_every_kind() -> None:
     """Budgets and stop strings, in chunks and in main, with something to trim."""
     chance = Random(0)
-    found: set[str] = set()
+    endings: set[str] = set()
     for number in range(40):
         limits = {"max_tokens": chance.randrange(8, 200), "max_threads": 3, "stop": ()}
         if number % 2:
             limits["stop"] = ("ab", "ca")
-        request = asked(number, **limits)
+        request = numbered_request(number, **limits)
         engine = engine_of("scripted", SPACIOUS)
         answer = answer_of(scheduler_of(engine, Joining.kv, Whim(number)), request)
-        found |= {"hit"} if answer.hit_limit else {"stopped"} if answer.stopped else {"ended"}
-        found |= {"trimmed"} if answer.trimmed_tokens else set()
-        found |= {"in a chunk"} if answer.truncated_chunks else set()
-    assert found == {"hit", "stopped", "ended", "trimmed", "in a chunk"}
+        if answer.hit_limit:
+            endings.add("hit")
+        elif answer.stopped:
+            endings.add("stopped")
+        else:
+            endings.add("ended")
+        if answer.trimmed_tokens:
+            endings.add("trimmed")
+        if answer.truncated_chunks:
+            endings.add("in a chunk")
+    assert endings == {"hit", "stopped", "ended", "trimmed", "in a chunk"}

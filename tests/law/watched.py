@@ -1,4 +1,4 @@
-"""Sources of tokens: one that keeps the logits of each choice, and a given answer's."""
+"""Samplers for tests: one records the logits of each choice, one replays an answer."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ from pasta_decoding.scheduling.decoder import LocalDecoder
 
 
 class Watched(Sampler):
-    """Chooses as `source` does. `logits`: by thread, and by place among the thread's tokens."""
+    """Chooses as `source` does. `logits`: by (thread, index of the token in the thread)."""
 
     def __init__(self, source: Sampler) -> None:
         super().__init__(source.params, source.request)
@@ -19,10 +19,10 @@ class Watched(Sampler):
         self.logits: dict[tuple[int, ...], Logits] = {}
 
     def accept(
-        self, row: RowParams, wanted: int, logits: Callable[[], Logits], allowed: Constraint
+        self, row: RowParams, choice: int, logits: Callable[[], Logits], allowed: Constraint
     ) -> SampledToken:
         self.logits[row.key[2:]] = logits().copy()
-        return self.source.accept(row, wanted, logits, allowed)
+        return self.source.accept(row, choice, logits, allowed)
 
 
 class Replay(Sampler):

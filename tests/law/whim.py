@@ -1,15 +1,15 @@
-"""Policies for tests: without reason, the fewest steps, and the narrowest ones."""
+"""Policies for tests: random threads, every thread, and one thread an answer."""
 
 from collections.abc import Sequence
 from random import Random
 
 from pasta_decoding.scheduling.policy import RunnableThreads, SchedulingPolicy
 
-MOST_IDLE = 5
+MAX_IDLE_STEPS = 5
 
 
 class Whim(SchedulingPolicy):
-    """Chooses by chance; after so many idle steps the first thread of each answer advances."""
+    """Chooses random threads; after `MAX_IDLE_STEPS` idle steps, each answer's first thread."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -23,18 +23,18 @@ class Whim(SchedulingPolicy):
             for answer in answers
         ]
         self._idle = 0 if any(chosen) else self._idle + 1
-        return chosen if self._idle < MOST_IDLE else [answer.threads[:1] for answer in answers]
+        return chosen if self._idle < MAX_IDLE_STEPS else [answer.threads[:1] for answer in answers]
 
 
 class EveryThread(SchedulingPolicy):
-    """Everybody advances: the fewest steps an answer."""
+    """Chooses every thread: an answer takes the fewest steps."""
 
     def choose(self, answers: Sequence[RunnableThreads]) -> list[Sequence[int]]:
         return [answer.threads for answer in answers]
 
 
 class ReadingOrder(EveryThread):
-    """One thread an answer: the order in which a reader wants it, and the narrowest steps."""
+    """Chooses each answer's first thread: it writes in reading order, in the narrowest steps."""
 
     def choose(self, answers: Sequence[RunnableThreads]) -> list[Sequence[int]]:
         return [answer.threads[:1] for answer in answers]

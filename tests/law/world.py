@@ -10,9 +10,15 @@ from pasta_decoding.lang.layout import ChunkRun, MainRun, PromiseRun, Segment, S
 from pasta_decoding.lang.positions import SHARED_MAX
 
 SIZE = 100
-END, OTHER_END = 0, 7
+END = 0
+OPEN = 1
+ASYNC = 2
+CLOSE = 3
+SYNC = 4
+P20 = 5
+P50 = 6
+OTHER_END = 7
 ENDS = (END, OTHER_END)
-OPEN, ASYNC, CLOSE, SYNC, P20, P50 = 1, 2, 3, 4, 5, 6
 FIRST_WORD = 10
 CONTROL = ControlTokens(OPEN, {20: P20, 50: P50}, ASYNC, CLOSE, SYNC)
 SCHEME = SHARED_MAX

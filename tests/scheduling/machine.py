@@ -100,7 +100,7 @@ def prompt_of(number: int, tokens: int) -> tuple[int, ...]:
     return tuple(Random(number).choices(range(FIRST_WORD, SIZE), k=tokens))
 
 
-def asked(number: int, **limits: Any) -> Request:
+def numbered_request(number: int, **limits: Any) -> Request:
     """One of many requests: prompts of all lengths, every second one greedy."""
     prompt = prompt_of(number, PROMPT_TOKENS[number % len(PROMPT_TOKENS)])
     sampler = Leaning(SamplingParams(temperature=number % 2), request=number)

@@ -25,7 +25,7 @@ from pasta_decoding.scheduling.scheduler import Scheduler
 from tests.answer.play import SIZE, VOCABULARY
 from tests.law.whim import EveryThread, Whim
 from tests.law.world import ASYNC, OPEN, P20, SCHEME
-from tests.scheduling.machine import A, B, C, FakeClock, asked, greedy
+from tests.scheduling.machine import A, B, C, FakeClock, greedy, numbered_request
 from tests.scripted import ScriptedEngine, follow, shuffled
 
 Cost = Callable[[int], float]
@@ -221,7 +221,7 @@ def deeds(seed: int, policy: SchedulingPolicy) -> None:
     for _ in range(chance.randrange(4, 12)):
         limit = chance.choice([None, None, float(chance.randrange(5, 60))])
         stops = chance.choice([(), ("b",)])
-        request = asked(chance.randrange(30), max_seconds=limit, stop=stops)
+        request = numbered_request(chance.randrange(30), max_seconds=limit, stop=stops)
         generations.append(scheduler.add(request))
         for _ in range(chance.randrange(8)):
             scheduler.step()

@@ -28,10 +28,10 @@ from tests.scheduling.machine import (
     A,
     B,
     C,
-    asked,
     assert_same,
     finish,
     greedy,
+    numbered_request,
     prompt_of,
 )
 from tests.scripted import ScriptedEngine, follow, shuffled
@@ -160,7 +160,7 @@ STEMS = [prompt_of(100, 30), prompt_of(100, 18) + prompt_of(101, 20), prompt_of(
 def of_a_family(number: int) -> Request:
     """One of many requests of which some begin alike."""
     stem = STEMS[number % 3][: 40 - number]
-    request = asked(number, max_tokens=14)
+    request = numbered_request(number, max_tokens=14)
     return replace(request, prompt=stem + prompt_of(number // 3, 1 + number % 5))
 
 
