@@ -25,9 +25,9 @@ def lines_of(script: str, *arguments: object) -> list[dict[str, Any]]:
     printed = io.StringIO()
     with redirect_stdout(printed):
         run(script, *arguments)
-    found = [json.loads(line) for line in printed.getvalue().splitlines()]
-    assert all({"benchmark", "machine", "commit", "date"} <= line.keys() for line in found)
-    return found
+    lines = [json.loads(line) for line in printed.getvalue().splitlines()]
+    assert all({"benchmark", "machine", "commit", "date"} <= line.keys() for line in lines)
+    return lines
 
 
 def run(script: str, *arguments: object) -> None:
@@ -46,12 +46,12 @@ def tiny(tiny_checkpoint: TinyCheckpoint) -> list[object]:
 
 def test_a_step_has_a_line_for_each_number_of_threads_and_of_requests(tiny: list[object]) -> None:
     sizes = ("--widths", 1, 2, "--repeats", 1, "--slots", 16, "--ctx", 512)
-    found = lines_of("width_cost.py", *tiny, "--engines", "torch:float32", *sizes)
-    shapes = [(line.get("threads"), line.get("requests")) for line in found]
+    lines = lines_of("width_cost.py", *tiny, "--engines", "torch:float32", *sizes)
+    shapes = [(line.get("threads"), line.get("requests")) for line in lines]
     assert shapes == [(1, None), (2, None), (None, 1), (None, 2)]
 
 
-def test_steps_of_a_gpu_stand_beside_those_of_generate() -> None:
+def test_steps_of_a_gpu_are_listed_with_those_of_generate() -> None:
     sizes = ("--device", "cpu", "--shape", "tiny", "--slots", 8, "--rows", 1)
     ours, *theirs = lines_of("gpu_step.py", *sizes)
     assert all(ours[f"{step}, 8 slots"]["ms"] > 0 for step in ("1 x 1", "1 x 8", "64 x 4"))
@@ -61,8 +61,8 @@ def test_steps_of_a_gpu_stand_beside_those_of_generate() -> None:
 @pytest.mark.llama
 def test_prompt_lookup_writes_what_the_loop_writes(tiny: list[object]) -> None:
     sizes = ("--clients", 1, 2, "--prompts", 2, "--max-tokens", 24, "--drafts", 1, 4)
-    found = lines_of("peers.py", *tiny, "--engines", "llama:F32", "--threads", 1, *sizes, "--json")
-    lookups = [line for line in found if line["peer"].startswith("prompt lookup")]
+    lines = lines_of("peers.py", *tiny, "--engines", "llama:F32", "--threads", 1, *sizes, "--json")
+    lookups = [line for line in lines if line["peer"].startswith("prompt lookup")]
     assert [line["clients"] for line in lookups] == [1, 1, 2, 2]
     for line in lookups:
         assert line["times_as_fast_as"]["llama.cpp loop, llama F32"]["same"] == 1
@@ -79,12 +79,12 @@ def test_peers_take_turns_and_go_on_where_they_were(
     forced = ("--replay", tmp_path / "rows.jsonl", "--chunks", 2) if replay else ()
     sizes = ("--clients", 1, 2, "--prompts", 2, "--max-tokens", 4, "--out", tmp_path / "turns")
     options = (*tiny, "--engines", "torch:float32", *sizes, *forced)
-    found = lines_of("peers.py", *options, "--json")
+    lines = lines_of("peers.py", *options, "--json")
     peers = ["pasta sequential", "pasta parallel", "transformers generate"]
-    assert [(line["clients"], line["turns"], line["peer"]) for line in found] == [
+    assert [(line["clients"], line["turns"], line["peer"]) for line in lines] == [
         (clients, turns, peer) for clients, turns in ((1, 2), (2, 1)) for peer in peers
     ]
-    assert found == lines_of("peers.py", *options, "--json")  # nothing is timed again
+    assert lines == lines_of("peers.py", *options, "--json")  # nothing is timed again
     with pytest.raises(SystemExit, match="of a run with other options"):
         run("peers.py", *options, "--max-tokens", 5)
 
@@ -106,13 +106,16 @@ def test_a_soak_lists_what_differs_with_the_gap_of_its_first_token(
     """The engine's thread samples with another seed."""
     submit = EngineLoop.submit
 
-    def other(loop: EngineLoop, request: Request, *rest: Any) -> Any:
-        return submit(loop, replace(request, sampler=Sampler(SamplingParams(1, seed=9))), *rest)
+    def submit_reseeded(loop: EngineLoop, request: Request, *arguments: Any) -> Any:
+        reseeded = replace(request, sampler=Sampler(SamplingParams(1, seed=9)))
+        return submit(loop, reseeded, *arguments)
 
-    monkeypatch.setattr(EngineLoop, "submit", other)
+    monkeypatch.setattr(EngineLoop, "submit", submit_reseeded)
     sizes = ("--clients", 2, "--answers", 2, "--max-tokens", 8, "--pause", 0.01, "--requests", 9)
     with pytest.raises(SystemExit, match="not sound: torch:float32"):
         run("soak.py", *tiny, "--engines", "torch:float32", *sizes)
-    found = json.loads(capsys.readouterr().out)["differences"]
-    assert found
-    assert all(0 < one["gap"] < 50 and one["thread"] == 0 for one in found)
+    differences = json.loads(capsys.readouterr().out)["differences"]
+    assert differences
+    for difference in differences:
+        assert 0 < difference["gap"] < 50
+        assert difference["thread"] == 0

@@ -73,7 +73,7 @@ def test_prompts_are_evaluated_over_servers_several_at_a_time(
     prompts = tmp_path / "prompts.jsonl"
     method = ["--method", f"sequential={merged}"]
     prompts.write_text("".join(json.dumps({"instruction": f"{n}?"}) + "\n" for n in range(3)))
-    fake.most_live = 0
+    fake.max_live = 0
     answers_by_width = list[set[object]]()
     for out, where in (("here", ["--engine", "torch", "--dtype", "float32"]), ("there", there)):
         flags = ["--prompts", prompts, "--out", tmp_path / out, "--max-tokens", 20]
@@ -82,4 +82,4 @@ def test_prompts_are_evaluated_over_servers_several_at_a_time(
         answers_by_width.append(
             {(record.id, record.text, record.critical_path, record.error) for record in records}
         )
-    assert (answers_by_width[0], fake.most_live) == (answers_by_width[1], 3)
+    assert (answers_by_width[0], fake.max_live) == (answers_by_width[1], 3)

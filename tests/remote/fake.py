@@ -37,7 +37,7 @@ from tests.vllm.tokens import change
 
 Body = dict[str, Any]
 Mischief = Callable[[Body, AsyncIterator[bytes]], AsyncIterator[bytes] | Response]
-"""What is sent in place of a good reply: other pieces, or another response."""
+"""(body, pieces of a good reply) -> the pieces or the response to send in their place."""
 
 
 def by_model(model: PreTrainedModel) -> Script:
@@ -52,14 +52,16 @@ def by_model(model: PreTrainedModel) -> Script:
 
 @dataclass(eq=False)
 class Fake:
-    """What the server does, and what it has seen.
+    """A server's settings, and the requests that it has seen.
 
-    bodies:    all requests for completions, each with the session that its header names; `live`
-               of them are under way.
-    checks:    those that only ask what the server can do.
-    processor: makes what holds requests to their params, as vLLM does; None has none.
-    adapted:   makes a script of an adapter's folder; None loads none. `calls` are for these.
-    token_s:   how long it takes for a token.
+    bodies:    the requests for completions, each with the session that its header names.
+    checks:    the requests that only check whether the server has Pasta's logits processor.
+    live:      requests for completions that are under way.
+    max_live:  the largest value of `live` up to now.
+    processor: makes the logits processor of a request; None: the server has none.
+    adapted:   makes a script of an adapter's folder; None: the server loads no adapters.
+    calls:     the requests to load or unload an adapter: (action, name).
+    token_s:   the time that a token takes.
     """
 
     script: Script
@@ -76,7 +78,7 @@ class Fake:
     bodies: list[Body] = field(default_factory=list)
     checks: list[Body] = field(default_factory=list)
     live: int = 0
-    most_live: int = 0
+    max_live: int = 0
     mischief: Mischief | None = None
     port: int = 0
 
@@ -92,10 +94,12 @@ class Fake:
         return JSONResponse({"object": "list", "data": [model, *adapters]})
 
     async def adapt(self, request: Request) -> Response:
-        body, action = await request.json(), request.path_params["action"]
+        body = await request.json()
+        action = request.path_params["action"]
         if self.adapted is None:
             return JSONResponse({"detail": "Not Found"}, 404)
-        self.calls.append((action, name := body["lora_name"]))
+        name = body["lora_name"]
+        self.calls.append((action, name))
         self.adapters.pop(name, None)
         if action == "load":
             self.adapters[name] = self.adapted(Path(body["lora_path"]))
@@ -103,27 +107,34 @@ class Fake:
 
     async def complete(self, request: Request) -> Response:
         body = await request.json() | {"session": request.headers.get("x-session-id")}
-        check = '"kind":"check"' in (body.get("vllm_xargs") or {}).get(XARG, "")
+        is_check = '"kind":"check"' in (body.get("vllm_xargs") or {}).get(XARG, "")
         prompt = body["prompt"][:-1]
-        shared = [commonprefix([prompt, one["prompt"]]) for one in self.bodies]  # noqa: RUF071
-        (self.checks if check else self.bodies).append(body)
+        prefixes = [commonprefix([prompt, earlier["prompt"]]) for earlier in self.bodies]  # noqa: RUF071
+        cached_tokens = max(map(len, prefixes), default=0)
+        if is_check:
+            self.checks.append(body)
+        else:
+            self.bodies.append(body)
         if not self._may(request):
             return refusal(401, "Unauthorized")
         if body["model"] not in (self.model, *self.adapters):
             return refusal(404, f"The model `{body['model']}` does not exist.")
         if problem := self.problem(body):
             return refusal(400, problem)
-        pieces = self._pieces(body, max(map(len, shared), default=0), 0 if check else 1)
-        found = self.mischief(body, pieces) if self.mischief and not check else pieces
-        if isinstance(found, Response):
-            return found
-        return StreamingResponse(_closing(found, pieces), media_type="text/event-stream")
+        pieces = self._pieces(body, cached_tokens, 0 if is_check else 1)
+        reply: AsyncIterator[bytes] | Response = pieces
+        if self.mischief and not is_check:
+            reply = self.mischief(body, pieces)
+        if isinstance(reply, Response):
+            return reply
+        return StreamingResponse(_closing(reply, pieces), media_type="text/event-stream")
 
     def _may(self, request: Request) -> bool:
         return self.key is None or request.headers.get("authorization") == f"Bearer {self.key}"
 
     def problem(self, body: Body) -> str | None:
-        prompt, bias = body["prompt"], body["logit_bias"] or {}
+        prompt = body["prompt"]
+        bias = body["logit_bias"] or {}
         if max(len(prompt) + 1, body["max_tokens"]) > self.max_model_len:
             return f"This model's maximum context length is {self.max_model_len} tokens."
         ids = [*prompt, *map(int, bias)]
@@ -135,36 +146,43 @@ class Fake:
             return f"pasta-decoding: {error}"
         return "Too many logit bias tokens" if len(bias) > MAX_BIASES else None
 
-    async def _pieces(self, body: Body, cached: int, requests: int) -> AsyncGenerator[bytes]:
-        prompt, written, reason = body["prompt"], list[int](), None
-        most = min(body["max_tokens"], self.max_model_len - len(prompt))
-        held = None if self.processor is None else self.processor()
-        if held is not None:
-            held.update(change(added=[(0, _params(body), None, written)]))
+    async def _pieces(self, body: Body, cached_tokens: int, requests: int) -> AsyncGenerator[bytes]:
+        prompt = body["prompt"]
+        written: list[int] = []
+        finish_reason = None
+        max_tokens = min(body["max_tokens"], self.max_model_len - len(prompt))
+        processor = None if self.processor is None else self.processor()
+        if processor is not None:
+            processor.update(change(added=[(0, _params(body), None, written)]))
         self.live += requests
-        self.most_live = max(self.most_live, self.live)
+        self.max_live = max(self.max_live, self.live)
         try:
-            while reason is None:
+            while finish_reason is None:
                 await asyncio.sleep(self.token_s)
-                token = self._choose(body, written, held)
-                first = {} if written else {"prompt_token_ids": prompt}
+                token = self._choose(body, written, processor)
+                prompt_field = {} if written else {"prompt_token_ids": prompt}
                 written.append(token)
-                stopped = token in (*body["stop_token_ids"], self.end)
-                reason = "stop" if stopped else "length" if len(written) == most else None
-                named = token if stopped and token != self.end else None
-                yield event(token, finish_reason=reason, stop_reason=named, **first)
-            yield usage(len(prompt), len(written), cached)
+                is_end = token in (*body["stop_token_ids"], self.end)
+                if is_end:
+                    finish_reason = "stop"
+                elif len(written) == max_tokens:
+                    finish_reason = "length"
+                stop_reason = token if is_end and token != self.end else None
+                yield event(
+                    token, finish_reason=finish_reason, stop_reason=stop_reason, **prompt_field
+                )
+            yield usage(len(prompt), len(written), cached_tokens)
             yield b"data: [DONE]\n\n"
         finally:
             self.live -= requests
 
-    def _choose(self, body: Body, written: list[int], held: GuidedRows | None) -> int:
+    def _choose(self, body: Body, written: list[int], processor: GuidedRows | None) -> int:
         script = self.adapters.get(body["model"], self.script)
         logits_V = np.array(script((*body["prompt"], *written)), dtype=np.float64)
-        for token, by in (body["logit_bias"] or {}).items():
-            logits_V[int(token)] += by
-        if held is not None:
-            logits_V = held.apply(torch.from_numpy(logits_V)[None])[0].numpy()
+        for token, bias in (body["logit_bias"] or {}).items():
+            logits_V[int(token)] += bias
+        if processor is not None:
+            logits_V = processor.apply(torch.from_numpy(logits_V)[None])[0].numpy()
         if body["temperature"]:
             noise = np.random.default_rng((body["seed"], len(written)))
             logits_V = logits_V / body["temperature"] + noise.gumbel(size=len(logits_V))
@@ -172,32 +190,32 @@ class Fake:
 
 
 def _params(body: Body) -> Any:
-    """What vLLM makes of a body, as far as a processor looks at it."""
+    """Return vLLM's sampling params of a body: the two fields that a logits processor reads."""
     return SimpleNamespace(extra_args=body.get("vllm_xargs"), temperature=body["temperature"])
 
 
 async def _closing(
-    found: AsyncIterator[bytes], pieces: AsyncGenerator[bytes]
+    reply: AsyncIterator[bytes], pieces: AsyncGenerator[bytes]
 ) -> AsyncIterator[bytes]:
-    """End `pieces` with what was made of them, not when they are collected as garbage."""
+    """Yield `reply`, which is made from `pieces`, and close `pieces` as soon as it ends."""
     async with aclosing(pieces):
-        async for piece in found:
+        async for piece in reply:
             yield piece
 
 
-def event(*ids: int, **about: Any) -> bytes:
-    """Return an event that brings these ids."""
-    choice = {"index": 0, "text": "".join(map(chr, ids)), "token_ids": list(ids), **about}
-    return sent({"choices": [{"finish_reason": None} | choice]})
+def event(*ids: int, **fields: Any) -> bytes:
+    """Return an event with these token ids; `fields` replace those of its choice."""
+    choice = {"index": 0, "text": "".join(map(chr, ids)), "token_ids": list(ids), **fields}
+    return data_line({"choices": [{"finish_reason": None} | choice]})
 
 
 def usage(prompt: int, completion: int, cached: int = 0) -> bytes:
     counts = {"prompt_tokens": prompt, "completion_tokens": completion}
     details = {"prompt_tokens_details": {"cached_tokens": cached}}
-    return sent({"choices": [], "usage": counts | details})
+    return data_line({"choices": [], "usage": counts | details})
 
 
-def sent(event: object) -> bytes:
+def data_line(event: object) -> bytes:
     return b"data: " + json.dumps(event).encode() + b"\n\n"
 
 
@@ -209,8 +227,9 @@ def refusal(status: int, message: str) -> Response:
 
 @cache
 def _server() -> tuple[Starlette, int]:
-    """Start the one server of this process, at which every fake has a path of its own."""
-    app, listener = Starlette(), open_socket("127.0.0.1", 0)
+    """Start the server of this process, at which every `Fake` has its own path."""
+    app = Starlette()
+    listener = open_socket("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
     run = partial(server.run, sockets=[listener])
     threading.Thread(target=run, daemon=True).start()
@@ -234,12 +253,12 @@ def serving(fake: Fake) -> Iterator[Fake]:
 
 @contextmanager
 def hanging_up(words: bytes, drip: bytes = b"") -> Iterator[int]:
-    """Say `words` to whoever comes, on a port of this machine, then `drip` for ever."""
+    """Send `words` to every client on a port of this machine, then `drip` until it hangs up."""
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             self.request.recv(65536)
-            with suppress(OSError):  # until nobody listens
+            with suppress(OSError):  # the client hangs up
                 self.request.sendall(words)
                 while drip:
                     self.request.sendall(drip)
@@ -254,7 +273,7 @@ def hanging_up(words: bytes, drip: bytes = b"") -> Iterator[int]:
 
 
 def until(holds: Callable[[], bool], *, seconds: float = 120.0) -> None:
-    """Wait for something that is about to happen. The limit is for what never comes."""
+    """Wait until a condition holds. Fails if it does not hold after `seconds`."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it never came"

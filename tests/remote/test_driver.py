@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from pasta_decoding.answer.events import Event, Finished
+from pasta_decoding.answer.events import Event, Finished, Progress
 from pasta_decoding.answer.guided import PROTOCOL, write_params
-from pasta_decoding.answer.record import Answer
+from pasta_decoding.answer.record import Answer, ServerUsage
 from pasta_decoding.answer.request import Request
 from pasta_decoding.answer.sampler import Sampler
 from pasta_decoding.answer.settings import Rules, SamplingParams
@@ -24,10 +24,10 @@ from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SYNC
 from tests.remote.fake import Body, Fake, serving, until
 from tests.remote.writing import (
     RULES,
-    asked,
     assert_same,
     ending,
     locally,
+    request_for,
     scripted,
     service_of,
     write,
@@ -43,7 +43,7 @@ PROMPTS = [(11, 12, 13 + n) for n in range(4)]
 
 
 def test_answers_are_those_of_the_step_scheduler_token_by_token() -> None:
-    requests = [asked(prompt) for prompt in PROMPTS]
+    requests = [request_for(prompt) for prompt in PROMPTS]
     with serving(scripted()) as fake:
         answers = write(service_of(fake), requests)
         assert fake.live == 0
@@ -56,7 +56,7 @@ def test_answers_are_those_of_the_step_scheduler_token_by_token() -> None:
 
 def test_sequential_answers_bring_no_control_token_in_one_request_each() -> None:
     rules = Rules(max_tokens=60, parallel=False)
-    requests = [asked(prompt, rules=rules) for prompt in PROMPTS]
+    requests = [request_for(prompt, rules=rules) for prompt in PROMPTS]
     with serving(scripted()) as fake:
         answers = write(service_of(fake), requests)
         assert len(fake.bodies) == len(requests)
@@ -79,15 +79,20 @@ TWO_CHUNKS = follow(
 LONG_PROMPT = (*[A, B, C, A, C, B] * 8, LAST)
 
 
+def usage(answer: Answer) -> ServerUsage:
+    assert answer.trace.server_usage is not None
+    return answer.trace.server_usage
+
+
 def test_every_request_begins_with_what_an_earlier_one_has_computed() -> None:
     with serving(Fake(TWO_CHUNKS, SIZE, END)) as fake:
-        [answer] = write(service_of(fake), [asked(LONG_PROMPT)])
+        [answer] = write(service_of(fake), [request_for(LONG_PROMPT)])
         bodies = fake.bodies
     assert answer.annotated == (
         'a<promise topic="b" tokens="20"/><async>ca</async> a'
         '<promise topic="c" tokens="50"/><async>cccc</async>b<sync/>ca'
     )
-    assert answer.layouts == locally(asked(LONG_PROMPT), TWO_CHUNKS).layouts
+    assert answer.layouts == locally(request_for(LONG_PROMPT), TWO_CHUNKS).layouts
     # The requests of the chunks leave one right behind the other, and may overtake each other.
     assert sorted((body["prompt"][len(LONG_PROMPT) :] for body in bodies), key=len) == [
         [],
@@ -99,37 +104,42 @@ def test_every_request_begins_with_what_an_earlier_one_has_computed() -> None:
             *(OPEN, C, P50, ASYNC, C, C, C, C, CLOSE, B, SYNC),
         ],
     ]
-    sent = answer.trace.server_usage
-    assert sent is not None
-    assert (sent.requests, sent.corrections) == (4, 0)
-    assert sent.prompt_tokens == sum(len(body["prompt"]) for body in bodies)
-    assert sent.cached_tokens is not None
-    assert sent.cached_tokens > 3 * len(LONG_PROMPT)
+    assert usage(answer).requests == 4
+    assert usage(answer).corrections == 0
+    assert usage(answer).prompt_tokens == sum(len(body["prompt"]) for body in bodies)
+    cached_tokens = usage(answer).cached_tokens
+    assert cached_tokens is not None
+    assert cached_tokens > 3 * len(LONG_PROMPT)
 
 
 @pytest.mark.parametrize("stops", [(), ("acc",)])
-def test_a_reader_is_told_what_happens_with_the_step_that_it_needs_at_least(
+def test_a_reader_gets_each_event_with_its_step_on_the_critical_path(
     stops: tuple[str, ...],
 ) -> None:
-    told: list[tuple[Event, int]] = []
+    events: list[Event] = []
+    steps: list[int] = []
+
+    def on_news(news: Progress) -> None:
+        events.extend(news.events)
+        steps.extend([news.step] * len(news.events))
+
     with serving(Fake(TWO_CHUNKS, SIZE, END)) as fake:
         [answer] = write(
             service_of(fake),
-            [asked(LONG_PROMPT, stop=stops)],
-            on_news=lambda news: told.extend((event, news.step) for event in news.events),
+            [request_for(LONG_PROMPT, stop=stops)],
+            on_news=on_news,
         )
-    steps = [step for _, step in told]
-    assert [event for event, _ in told] == list(answer.events)
+    assert events == list(answer.events)
     assert isinstance(answer.events[-1], Finished)
     assert steps == sorted(steps)
     assert answer.stopped is bool(stops)
     assert answer.text.endswith(stops or "ca")
     assert ordered(answer.events) == answer.text
-    assert answer.text == locally(asked(LONG_PROMPT, stop=stops), TWO_CHUNKS).text
+    assert answer.text == locally(request_for(LONG_PROMPT, stop=stops), TWO_CHUNKS).text
     assert bool(stops) or steps[-1] == answer.critical_path
 
 
-def test_the_same_seed_asks_for_the_same_and_another_choice_for_something_else() -> None:
+def test_equal_seeds_give_equal_answers_and_another_choice_number_gives_another() -> None:
     def request(choice: int) -> Request:
         sampler = Sampler(SamplingParams(temperature=1.0, top_p=0.9, seed=5), request=choice)
         return Request(PROMPTS[0], sampler, RULES)
@@ -142,9 +152,9 @@ def test_the_same_seed_asks_for_the_same_and_another_choice_for_something_else()
     assert {body["top_p"] for body in fake.bodies} == {0.9}
 
 
-def test_time_that_is_up_leaves_what_there_is() -> None:
+def test_at_the_time_limit_the_text_up_to_then_remains() -> None:
     with serving(Fake(ENDLESS, SIZE, END, token_s=0.01)) as fake:
-        request = asked(PROMPTS[0], max_seconds=1, rules=Rules(max_tokens=4000))
+        request = request_for(PROMPTS[0], max_seconds=1, rules=Rules(max_tokens=4000))
         [answer] = write(service_of(fake), [request])
         until(lambda: fake.live == 0, seconds=20)  # all of it would take 40
     assert answer.truncated
@@ -154,7 +164,7 @@ def test_time_that_is_up_leaves_what_there_is() -> None:
 
 def test_an_answer_that_is_cancelled_ends_all_its_requests() -> None:
     async def cancel(fake: Fake) -> None:
-        task = asyncio.create_task(written(service_of(fake), [asked((A, LAST))]))
+        task = asyncio.create_task(written(service_of(fake), [request_for((A, LAST))]))
         await asyncio.to_thread(until, lambda: fake.live > 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -175,17 +185,17 @@ def test_a_token_that_may_not_stand_there_is_taken_back_at_the_price_of_a_reques
         return logits_V
 
     with serving(Fake(script, SIZE, END)) as fake:
-        [answer] = write(service_of(fake), [asked(PROMPTS[0])])
-        ones = [body for body in fake.bodies if body["max_tokens"] == 1]
+        [answer] = write(service_of(fake), [request_for(PROMPTS[0])])
+        corrections = [body for body in fake.bodies if body["max_tokens"] == 1]
     assert answer.text == "a" * 5
-    assert answer.interventions == len(ones) == 6
-    assert answer.trace.server_usage is not None
-    assert answer.trace.server_usage.corrections == 6
+    assert answer.interventions == len(corrections) == 6
+    assert usage(answer).corrections == 6
     banned = {str(token) for token in CONTROL.ids - {OPEN}}
-    assert all({t for t, by in body["logit_bias"].items() if by < 0} == banned for body in ones)
+    for body in corrections:
+        assert {token for token, bias in body["logit_bias"].items() if bias < 0} == banned
 
 
-def test_what_is_forbidden_just_here_finds_room_in_a_request_before_all_else(
+def test_tokens_that_are_forbidden_at_this_position_come_first_among_the_biases(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every topic wants to be a, else b, else c; a request has room for three biases."""
@@ -200,58 +210,54 @@ def test_what_is_forbidden_just_here_finds_room_in_a_request_before_all_else(
 
     monkeypatch.setattr(driver, "MAX_BIASES", 3)
     with serving(Fake(script, SIZE, END)) as fake:
-        [answer] = write(service_of(fake), [asked(PROMPTS[0])])
-        ones = [body["logit_bias"] for body in fake.bodies if body["max_tokens"] == 1]
-    promises = [one for one in answer.segments if isinstance(one, PromiseRun)]
+        [answer] = write(service_of(fake), [request_for(PROMPTS[0])])
+        biases = [body["logit_bias"] for body in fake.bodies if body["max_tokens"] == 1]
+    promises = [segment for segment in answer.segments if isinstance(segment, PromiseRun)]
     assert [promise.ids[1] for promise in promises] == [A, B, C]
-    assert len(ones) == answer.interventions == 2
-    assert all(len(bias) <= 3 for bias in ones)
-    assert ones[-1].keys() == {str(A), str(B)}
+    assert len(biases) == answer.interventions == 2
+    assert all(len(bias) <= 3 for bias in biases)
+    assert biases[-1].keys() == {str(A), str(B)}
 
 
-# Servers with Pasta's logits processor: found out once, and then nothing is taken back
+# Servers with Pasta's logits processor: one check finds it, and then nothing is corrected
 
 
-HOLDS = partial(GuidedRows, ServedModel(Tokenizer(), SIZE))
-
-
-def sent(answer: Answer) -> tuple[int, int]:
-    assert answer.trace.server_usage is not None
-    return answer.trace.server_usage.requests, answer.trace.server_usage.corrections
+PROCESSOR = partial(GuidedRows, ServedModel(Tokenizer(), SIZE))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_answer_costs_a_request_for_each_chunk_and_sync(temperature: float) -> None:
     sampler = Sampler(SamplingParams(temperature=temperature, seed=5))
-    requests = [replace(asked(prompt), sampler=sampler) for prompt in PROMPTS]
-    with serving(replace(scripted(), processor=HOLDS)) as fake:
+    requests = [replace(request_for(prompt), sampler=sampler) for prompt in PROMPTS]
+    with serving(replace(scripted(), processor=PROCESSOR)) as fake:
         answers = write(service_of(fake), requests)
     sessions = {body["session"] for body in fake.bodies}
     assert len(sessions - {None}) == len(requests), "one a session, for routers"
-    assert sum(sent(answer)[0] for answer in answers) == len(fake.bodies)
+    assert sum(usage(answer).requests for answer in answers) == len(fake.bodies)
     for request, answer in zip(requests, answers, strict=True):
         syncs = sum(isinstance(segment, SyncRun) for segment in answer.segments)
-        assert sent(answer) == (1 + answer.chunks + syncs, 0)
+        assert usage(answer).requests == 1 + answer.chunks + syncs
+        assert usage(answer).corrections == 0
         if temperature == 0:
             assert_same(answer, locally(request, ending(7)))
     assert sum(answer.chunks for answer in answers) > len(requests)
 
 
-def test_each_replica_is_asked_for_itself_and_one_without_it_is_sent_no_params() -> None:
-    with serving(replace(scripted(), processor=HOLDS)) as one, serving(scripted()) as other:
-        answers = write(service_of(one, other), [asked(prompt) for prompt in PROMPTS])
-    assert len(one.checks) == len(other.checks) == 1
-    assert all("vllm_xargs" in body for body in one.bodies)
-    assert not any("vllm_xargs" in body for body in other.bodies)
+def test_each_replica_is_checked_and_one_without_the_processor_gets_no_params() -> None:
+    with serving(replace(scripted(), processor=PROCESSOR)) as guided, serving(scripted()) as plain:
+        answers = write(service_of(guided, plain), [request_for(prompt) for prompt in PROMPTS])
+    assert len(guided.checks) == len(plain.checks) == 1
+    assert all("vllm_xargs" in body for body in guided.bodies)
+    assert not any("vllm_xargs" in body for body in plain.bodies)
     for prompt, answer in zip(PROMPTS, answers, strict=True):
-        assert answer.segments == locally(asked(prompt), ending(7)).segments
-    assert sum(sent(answer)[1] for answer in answers) > 5, "the other one's are corrected"
+        assert answer.segments == locally(request_for(prompt), ending(7)).segments
+    assert sum(usage(answer).corrections for answer in answers) > 5, "by the plain server"
 
 
 @pytest.mark.parametrize(
     ("processor", "protocol", "message"),
     [
-        (HOLDS, "0", "speaks protocol 5 of Pasta and the request another: install"),
+        (PROCESSOR, "0", "speaks protocol 5 of Pasta and the request another: install"),
         (
             partial(GuidedRows, ServedModel(Tokenizer(spare=frozenset({OPEN, SYNC})), SIZE)),
             PROTOCOL,
@@ -259,7 +265,7 @@ def test_each_replica_is_asked_for_itself_and_one_without_it_is_sent_no_params()
         ),
     ],
 )
-def test_a_processor_that_is_of_no_use_is_named_before_anything_is_asked(
+def test_a_processor_that_cannot_be_used_is_named_before_the_first_request(
     processor: Callable[[], GuidedRows],
     protocol: str,
     message: str,
@@ -273,16 +279,16 @@ def test_a_processor_that_is_of_no_use_is_named_before_anything_is_asked(
         serving(replace(scripted(), processor=processor)) as fake,
         pytest.raises(RemoteError, match=message),
     ):
-        write(service_of(fake), [asked(PROMPTS[0])])
+        write(service_of(fake), [request_for(PROMPTS[0])])
     assert not fake.bodies
 
 
-def test_a_server_that_refuses_what_it_does_not_know_works_as_one_without() -> None:
+def test_a_server_that_refuses_unknown_arguments_works_as_one_without_the_processor() -> None:
     class Strict(Fake):
         def problem(self, body: Body) -> str | None:
             return "Unknown argument" if "vllm_xargs" in body else super().problem(body)
 
     with serving(Strict(ending(7), SIZE, END)) as fake:
-        [answer] = write(service_of(fake), [asked(PROMPTS[0])])
+        [answer] = write(service_of(fake), [request_for(PROMPTS[0])])
         assert len(fake.checks) == 1
-    assert_same(answer, locally(asked(PROMPTS[0]), ending(7)))
+    assert_same(answer, locally(request_for(PROMPTS[0]), ending(7)))

@@ -1,4 +1,4 @@
-"""Servers that misbehave: it is told, tried again where that may help, and leaks nothing."""
+"""Servers that misbehave: an error names the failure, some requests are tried again, none leaks."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,12 +26,13 @@ from tests.remote.fake import (
     until,
     usage,
 )
-from tests.remote.writing import asked, ending, locally, scripted, service_of, write, writer
+from tests.remote.writing import ending, locally, request_for, scripted, service_of, write, writer
 from tests.scripted import follow
 
 PROMPT = (11, 12, 13)
 PROMPTS = [(11, 12 + n, 13) for n in range(6)]
-A, B = ID["a"], ID["b"]
+A = ID["a"]
+B = ID["b"]
 WRITES_ABAAB = follow((13, A, B, A, A, B, END), vocabulary_size=SIZE)
 
 Pieces = AsyncIterator[bytes]
@@ -50,16 +51,16 @@ def abaab() -> Fake:
 
 
 def beginning(tokens: int = 1, *, ends_after_s: float = 60, alive: bytes = b"") -> Mischief:
-    """Send some tokens, then signs of life or nothing until it ends too early."""
+    """Return a mischief that sends some tokens, then `alive` or nothing, and ends too early."""
 
-    async def begun(_body: Body, pieces: Pieces) -> Pieces:
+    async def first_tokens(_body: Body, pieces: Pieces) -> Pieces:
         for _ in range(tokens):
             yield await anext(pieces)
         for _ in range(int(ends_after_s * 10)):
             await asyncio.sleep(0.1)
             yield alive
 
-    return begun
+    return first_tokens
 
 
 async def breaking(_body: Body, pieces: Pieces) -> Pieces:
@@ -73,7 +74,8 @@ async def deaf(body: Body, _pieces: Pieces) -> Pieces:
     yield usage(len(body["prompt"]), 1)
 
 
-EARLY, EMPTY = beginning(ends_after_s=0), beginning(0, ends_after_s=0)
+EARLY = beginning(ends_after_s=0)
+EMPTY = beginning(0, ends_after_s=0)
 AT = "the server at URL failed: "
 LIFE = b": keep-alive\n\n"
 
@@ -98,36 +100,36 @@ FAILURES: dict[str, tuple[Mischief, str, int]] = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_failure_is_told_and_tried_again_only_before_the_first_token(name: str) -> None:
+def test_a_failure_is_reported_and_tried_again_only_before_the_first_token(name: str) -> None:
     mischief, message, tries = FAILURES[name]
     with serving(abaab()) as fake:
         fake.mischief = mischief
         with pytest.raises(RemoteError) as caught:
-            write(service_of(fake, first_token_s=0.4, token_s=0.2), [asked(PROMPT)])
+            write(service_of(fake, first_token_s=0.4, token_s=0.2), [request_for(PROMPT)])
         assert str(caught.value).replace(fake.url, "URL").startswith(message)
         assert len(fake.bodies) == tries
         fake.mischief = None
-        [answer] = write(service_of(fake), [asked(PROMPT)])
+        [answer] = write(service_of(fake), [request_for(PROMPT)])
         assert answer.text == "abaab"
         until(lambda: fake.live == 0)
 
 
 @pytest.mark.parametrize("words", [b"", b"SSH-2.0-OpenSSH\r\n\r\n"])
-def test_where_no_server_speaks_http_it_is_named(words: bytes) -> None:
+def test_an_address_without_an_http_server_is_named(words: bytes) -> None:
     fake = scripted()
     with hanging_up(words) as fake.port, pytest.raises(RemoteError) as caught:
-        write(service_of(fake), [asked(PROMPT)])
+        write(service_of(fake), [request_for(PROMPT)])
     assert f"{fake.url} failed: it broke the connection" in str(caught.value)
     with pytest.raises(RemoteError, match=f"{fake.url} failed: it cannot be reached: .* 3\\)$"):
-        write(service_of(fake), [asked(PROMPT)])
+        write(service_of(fake), [request_for(PROMPT)])
 
 
-def test_what_passes_by_itself_is_waited_for() -> None:
+def test_a_server_that_is_busy_for_a_while_is_tried_again() -> None:
     failing = iter([refusal(503, "not now")] * 2)
     with serving(scripted()) as fake:
         fake.mischief = lambda _body, pieces: next(failing, pieces)
-        [answer] = write(service_of(fake), [asked(PROMPT)])
-        assert answer.segments == locally(asked(PROMPT), ending(7)).segments
+        [answer] = write(service_of(fake), [request_for(PROMPT)])
+        assert answer.segments == locally(request_for(PROMPT), ending(7)).segments
         assert answer.trace.server_usage is not None
         assert answer.trace.server_usage.requests == len(fake.bodies)
 
@@ -140,57 +142,69 @@ def test_a_chunk_that_fails_for_good_takes_its_siblings_along() -> None:
 
     with serving(Fake(script, SIZE, END, token_s=0.01, mischief=chunks_fail)) as fake:
         with pytest.raises(RemoteError, match="no chunks here"):
-            write(service_of(fake), [asked(PROMPT, rules=Rules(max_tokens=4000))])
+            write(service_of(fake), [request_for(PROMPT, rules=Rules(max_tokens=4000))])
         until(lambda: fake.live == 0, seconds=20)  # main alone would write for 40
 
 
-def test_more_requests_than_there_may_be_wait_for_their_turn(
+def test_requests_past_the_limit_wait_for_their_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client, "MAX_REQUESTS", 2)
     with serving(Fake(WRITES_ABAAB, SIZE, END, token_s=0.01)) as fake:
-        answers = write(service_of(fake), [asked(prompt) for prompt in PROMPTS])
-    assert ({answer.text for answer in answers}, fake.most_live) == ({"abaab"}, 2)
+        answers = write(service_of(fake), [request_for(prompt) for prompt in PROMPTS])
+    assert {answer.text for answer in answers} == {"abaab"}
+    assert fake.max_live == 2
 
 
 # Several servers
 
 
 def test_answers_take_turns_and_each_stays_where_it_began() -> None:
-    with serving(abaab()) as one, serving(abaab()) as other:
-        write(service_of(one, other), [asked(prompt) for prompt in PROMPTS])
-    places = [{tuple(body["prompt"][:3]) for body in fake.bodies} for fake in (one, other)]
-    assert [len(prompts) for prompts in places] == [3, 3]
-    assert places[0].isdisjoint(places[1])
+    with serving(abaab()) as first, serving(abaab()) as second:
+        write(service_of(first, second), [request_for(prompt) for prompt in PROMPTS])
+    first_prompts = {tuple(body["prompt"][:3]) for body in first.bodies}
+    second_prompts = {tuple(body["prompt"][:3]) for body in second.bodies}
+    assert len(first_prompts) == len(second_prompts) == 3
+    assert first_prompts.isdisjoint(second_prompts)
 
 
 @pytest.mark.parametrize(
-    ("mischief", "failed", "asked_there"),
+    ("mischief", "failed", "requests_to_bad"),
     [
-        (refusing(503, "broken"), [False] * 4, 1),  # left and avoided
+        (refusing(503, "broken"), [False] * 4, 1),  # avoided afterwards
         (EMPTY, [False] * 4, 1),
-        (EARLY, [True, False, False, False], 1),  # the answer was begun: only avoided
+        (
+            EARLY,
+            [True, False, False, False],
+            1,
+        ),  # it had sent tokens: avoided
         (refusing(404, "who?"), [True, False, False, False], 1),
-        (refusing(429, "try later"), [True, False] * 2, 6),  # busy: waited for
-        (refusing(400, "too long"), [True, False] * 2, 2),  # well, and the request does not fit
+        (refusing(429, "try later"), [True, False] * 2, 6),  # busy: tried again
+        (
+            refusing(400, "too long"),
+            [True, False] * 2,
+            2,
+        ),  # the request is at fault
     ],
 )
-def test_one_of_two_servers_fails(mischief: Mischief, failed: list[bool], asked_there: int) -> None:
+def test_one_of_two_servers_fails(
+    mischief: Mischief, failed: list[bool], requests_to_bad: int
+) -> None:
     async def one_by_one() -> list[str]:
         texts = [""] * len(failed)
         async with aclosing(ReplicaPool(service_of(bad, good, cooldown_s=60))) as pool:
-            for n, prompt in enumerate(PROMPTS[:4]):
+            for number, prompt in enumerate(PROMPTS[:4]):
                 with suppress(RemoteError):
-                    texts[n] = (await writer(asked(prompt), pool).run()).text
+                    texts[number] = (await writer(request_for(prompt), pool).run()).text
         return texts
 
     with serving(abaab()) as bad, serving(abaab()) as good:
         bad.mischief = mischief
-        assert asyncio.run(one_by_one()) == ["" if one else "abaab" for one in failed]
-    assert len(bad.bodies) == asked_there
+        assert asyncio.run(one_by_one()) == ["" if fails else "abaab" for fails in failed]
+    assert len(bad.bodies) == requests_to_bad
 
 
-# What is served
+# The list of models
 
 
 def listing(body: bytes, status: str = "200 OK") -> bytes:
@@ -210,21 +224,21 @@ def listing(body: bytes, status: str = "200 OK") -> bytes:
         (listing(b" " * 2**21), "no server is ready: .+ its list of models has no end"),
     ],
 )
-def test_a_broken_list_of_models_is_told_and_another_server_may_do(
+def test_a_broken_list_of_models_is_reported_and_another_server_may_serve(
     words: bytes, message: str
 ) -> None:
     with serving(abaab()) as good, hanging_up(words) as port:
         urls = [f"http://127.0.0.1:{port}/v1", good.url]
-        alone = urls if "different" in message else urls[:1]
+        tried_urls = urls if "different" in message else urls[:1]
         with pytest.raises(PastaError, match=message):
-            find_model(alone, ["a"], api_key=None, connect_s=0.3)
+            find_model(tried_urls, ["a"], api_key=None, connect_s=0.3)
         if "no server" in message:
-            found = find_model(urls, [], api_key=None, connect_s=0.3)
-            assert found == (good.model, good.max_model_len)
+            model = find_model(urls, [], api_key=None, connect_s=0.3)
+            assert model == (good.model, good.max_model_len)
 
 
 @pytest.mark.parametrize("words", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])
-def test_a_list_of_models_that_drips_is_waited_for_only_so_long(words: bytes) -> None:
+def test_the_wait_for_a_list_of_models_that_drips_has_a_limit(words: bytes) -> None:
     with hanging_up(words, drip=b" ") as port, pytest.raises(PastaError) as caught:
         find_model([f"http://127.0.0.1:{port}/v1"], [], api_key=None, connect_s=0.2)
     assert str(caught.value).endswith("it did not list its models within 0.2 s")

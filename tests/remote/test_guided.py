@@ -62,7 +62,7 @@ TWICE = {**GOOD["control"], "sync": GOOD["control"]["async_open"]}
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("argument", "message"),
     [
         ({"kind": "side"}, f"{WRONG}`kind`"),
         ({"promises": -1}, f"{WRONG}a number is negative or too large"),
@@ -75,16 +75,18 @@ TWICE = {**GOOD["control"], "sync": GOOD["control"]["async_open"]}
         ({"control": TWICE}, f"{WRONG}`control` names an id twice"),
         ({"more": 1}, f"{WRONG}`more`"),
         ({"kind": "check", "verdicts": [1, 2, 3, 3]}, f"{WRONG}`verdicts` are not 4 ids"),
-        *((one, WRONG) for one in (f"{HEAD}{'[' * 100_000}", f"{HEAD}{'1' * 10_000}")),
-        *((one, WRONG) for one in ("x" * 300_000, 3, None)),
-        *((one, OTHER) for one in ("", "0 {}", json.dumps({"protocol": 2}))),
+        *((text, WRONG) for text in (f"{HEAD}{'[' * 100_000}", f"{HEAD}{'1' * 10_000}")),
+        *((value, WRONG) for value in ("x" * 300_000, 3, None)),
+        *((text, OTHER) for text in ("", "0 {}", json.dumps({"protocol": 2}))),
     ],
 )
-def test_a_refusal_says_in_a_line_what_is_wrong(found: object, said: str) -> None:
-    """A dict changes what is good."""
+def test_a_refusal_says_in_a_line_what_is_wrong(argument: object, message: str) -> None:
+    """A dict replaces fields of `GOOD`; any other value is the argument itself."""
+    if isinstance(argument, dict):
+        argument = HEAD + json.dumps(GOOD | argument)
     with pytest.raises(PastaError) as error:
-        read_params(HEAD + json.dumps(GOOD | found) if isinstance(found, dict) else found)
-    assert str(error.value).startswith(said)
+        read_params(argument)
+    assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 1000
 
@@ -92,37 +94,37 @@ def test_a_refusal_says_in_a_line_what_is_wrong(found: object, said: str) -> Non
 # The constraints of a thread
 
 
-WANTED = {OPEN: 3, SYNC: 2, END: 0}
+WEIGHTS = {OPEN: 3, SYNC: 2, END: 0}
 
 
-def sent(interpreter: Interpreter, thread: int) -> ThreadGrammar:
+def grammar_of_request(interpreter: Interpreter, thread: int) -> ThreadGrammar:
     params = guided_params(interpreter, thread)
     assert params is not None
     return ThreadGrammar(VOCABULARY, read_params(write_params(params)))
 
 
-def assert_same(found: Constraint, expected: Constraint) -> None:
-    def ids(one: IdArray | None) -> list[int] | None:
-        return None if one is None else sorted(set(one.tolist()))
+def assert_same(actual: Constraint, expected: Constraint) -> None:
+    def sorted_ids(ids: IdArray | None) -> list[int] | None:
+        return None if ids is None else sorted(set(ids.tolist()))
 
-    assert ids(found.banned) == ids(expected.banned)
-    assert ids(found.only) == ids(expected.only)
-    assert ids(found.substitutes) == ids(expected.substitutes)
-    assert found.bias == expected.bias
+    assert sorted_ids(actual.banned) == sorted_ids(expected.banned)
+    assert sorted_ids(actual.only) == sorted_ids(expected.only)
+    assert sorted_ids(actual.substitutes) == sorted_ids(expected.substitutes)
+    assert actual.bias == expected.bias
 
 
 def written(rules: Rules, seed: int, *, max_positions: int = 10**6) -> Interpreter:
-    """Write an answer of random tokens, and compare at each of them.
+    """Write an answer of random tokens, and compare both constraints at each token.
 
-    Now and then a thread's request ends, and another one goes on.
+    Now and then a thread's request ends, and another request continues the thread.
     """
     dice = random.Random(seed)
     interpreter = Interpreter(VOCABULARY, SCHEME, rules, len(PROMPT), max_positions, Joining.text)
-    threads = {MAIN: sent(interpreter, MAIN)}
+    threads = {MAIN: grammar_of_request(interpreter, MAIN)}
     while not interpreter.finished:
         thread = dice.choice(interpreter.writing_threads)
         if dice.random() < 0.2:
-            threads[thread] = sent(interpreter, thread)
+            threads[thread] = grammar_of_request(interpreter, thread)
         expected = interpreter.constraint(thread)
         if not expected.forced:
             assert_same(threads[thread].constraint(), expected)
@@ -131,15 +133,15 @@ def written(rules: Rules, seed: int, *, max_positions: int = 10**6) -> Interpret
         for action in interpreter.on_token(thread, token):
             match action:
                 case Fork(chunk):
-                    threads[chunk] = sent(interpreter, chunk)
+                    threads[chunk] = grammar_of_request(interpreter, chunk)
                 case Rewrite():
-                    threads[MAIN] = sent(interpreter, MAIN)
+                    threads[MAIN] = grammar_of_request(interpreter, MAIN)
     return interpreter
 
 
 def chosen(allowed: Constraint, dice: random.Random) -> int:
     ids = [token for token in range(SIZE) if allowed.admits(token)]
-    return dice.choices(ids, [WANTED.get(token, 1) + 0.01 for token in ids])[0]
+    return dice.choices(ids, [WEIGHTS.get(token, 1) + 0.01 for token in ids])[0]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -157,8 +159,8 @@ def test_its_constraints_are_those_of_the_interpreter(rules: Rules, seed: int) -
     written(rules, seed)
 
 
-def test_they_are_where_positions_run_out() -> None:
+def test_its_constraints_are_those_of_the_interpreter_where_positions_run_out() -> None:
     rules = Rules(max_tokens=200, max_topic_tokens=3, min_chunk_tokens=4)
     answers = [written(rules, seed, max_positions=len(PROMPT) + 202) for seed in range(4)]
     assert max(len(answer.budget.chunks) for answer in answers) == 2
-    assert any(isinstance(segment, SyncRun) for one in answers for segment in one.segments)
+    assert any(isinstance(segment, SyncRun) for answer in answers for segment in answer.segments)

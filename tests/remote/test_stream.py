@@ -1,4 +1,4 @@
-"""The wire: what is asked for, and a reader that believes nothing of what comes back."""
+"""The wire: the body of a request, and a reader that believes nothing of the reply."""
 
 from itertools import pairwise
 
@@ -10,10 +10,12 @@ from pasta_decoding.answer.guided import XARG, GuidedParams, GuideKind, read_par
 from pasta_decoding.answer.settings import SamplingParams
 from pasta_decoding.remote.stream import MAX_LINE_BYTES, Completion, CompletionReader, RemoteError
 from tests.law.world import CONTROL, OPEN, SYNC
-from tests.remote.fake import event, sent, usage
+from tests.remote.fake import data_line, event, usage
 
-STOP, OTHER_STOP, END = 7, 8, 9
-ASKED = Completion(prompt=(1, 2, 3), max_tokens=4, stops=(STOP, OTHER_STOP, END), end=END)
+STOP = 7
+OTHER_STOP = 8
+END = 9
+COMPLETION = Completion(prompt=(1, 2, 3), max_tokens=4, stops=(STOP, OTHER_STOP, END), end=END)
 DONE = b"data: [DONE]\n\n"
 GOOD = (
     event(4, prompt_token_ids=[1, 2, 3])
@@ -25,34 +27,35 @@ GOOD = (
 )
 
 
-def reader(asked: Completion = ASKED) -> CompletionReader:
-    return CompletionReader(asked, vocabulary_size=20)
+def reader() -> CompletionReader:
+    return CompletionReader(COMPLETION, vocabulary_size=20)
 
 
-def read(data: bytes, asked: Completion = ASKED) -> list[int]:
-    one = reader(asked)
-    return [*one.feed(data), *one.end()]
+def read(data: bytes) -> list[int]:
+    completion_reader = reader()
+    return [*completion_reader.feed(data), *completion_reader.end()]
 
 
 @given(st.lists(st.integers(0, len(GOOD)), max_size=8))
 def test_how_the_stream_was_cut_never_matters(cuts: list[int]) -> None:
-    one = reader()
-    places = [0, *sorted(cuts), len(GOOD)]
-    ids = [token for start, end in pairwise(places) for token in one.feed(GOOD[start:end])]
-    assert [*ids, *one.end()] == [4, 5, 6, STOP]
-    assert one.cached_tokens == 2
+    completion_reader = reader()
+    ids: list[int] = []
+    for start, end in pairwise([0, *sorted(cuts), len(GOOD)]):
+        ids += completion_reader.feed(GOOD[start:end])
+    assert [*ids, *completion_reader.end()] == [4, 5, 6, STOP]
+    assert completion_reader.cached_tokens == 2
 
 
 def test_a_stop_token_comes_out_only_when_the_stream_has_ended_well() -> None:
-    one = reader()
-    assert one.feed(event(4) + event(STOP, finish_reason="stop")) == [4]
+    completion_reader = reader()
+    assert completion_reader.feed(event(4) + event(STOP, finish_reason="stop")) == [4]
     with pytest.raises(RemoteError, match="counts 3"):
-        one.feed(usage(3, 3))
+        completion_reader.feed(usage(3, 3))
     assert reader().feed(GOOD) == [4, 5, 6]
 
 
 @pytest.mark.parametrize(
-    ("about", "expected"),
+    ("fields", "expected"),
     [
         ({"stop_reason": None}, END),
         ({"stop_reason": OTHER_STOP}, OTHER_STOP),
@@ -60,19 +63,19 @@ def test_a_stop_token_comes_out_only_when_the_stream_has_ended_well() -> None:
         ({"stop_reason": "###"}, END),
     ],
 )
-def test_an_end_that_was_not_streamed_is_told_all_the_same(
-    about: dict[str, object], expected: int
+def test_an_end_that_was_not_streamed_is_returned_as_well(
+    fields: dict[str, object], expected: int
 ) -> None:
-    for counted in (1, 2):  # with the end, or without
-        ending = event(finish_reason="stop", **about) + usage(3, counted) + DONE
+    for counted_tokens in (1, 2):  # without the end, or with it
+        ending = event(finish_reason="stop", **fields) + usage(3, counted_tokens) + DONE
         assert read(event(4) + ending) == [4, expected]
 
 
 @pytest.mark.parametrize("between", [{"completion_tokens": 2}, None])
 def test_other_forms_of_a_stream_are_understood(between: object) -> None:
-    """Servers may count as they go, and need not say that they are done."""
+    """A server may send counts before the end, and may leave out `[DONE]`."""
     ending = event(6, 4, finish_reason="length") + usage(3, 4)
-    assert read(event(4, 5) + sent({"choices": [], "usage": between}) + ending) == [4, 5, 6, 4]
+    assert read(event(4, 5) + data_line({"choices": [], "usage": between}) + ending) == [4, 5, 6, 4]
 
 
 FINISHED = event(4, finish_reason="length")
@@ -81,12 +84,12 @@ BAD: dict[str, tuple[bytes, str]] = {
     "no JSON": (b"data: {nonsense\n\n", "it sent no completion: b'{nonsense'"),
     "a line without an end": (b"x" * (MAX_LINE_BYTES + 1), "it sent no completion: a line without"),
     "deep nesting": (b"data: " + b"[" * 100_000 + b"\n", "it sent no completion: b'[[[["),
-    "no choices": (sent({"text": "hello"}), "it sent no completion: choices None"),
-    "text alone": (sent({"choices": [{"text": "hi"}]}), "it streams no token ids"),
+    "no choices": (data_line({"text": "hello"}), "it sent no completion: choices None"),
+    "text alone": (data_line({"choices": [{"text": "hi"}]}), "it streams no token ids"),
     "an id that is text": (event().replace(b"[]", b'["4"]', 1), "it sent '4' for a token id"),
     "a negative id": (event().replace(b"[]", b"[-1]", 1), "it sent -1 for a token id"),
     "an id past the vocabulary": (event().replace(b"[]", b"[20]", 1), "it sent 20 for a token id"),
-    "an error": (sent({"error": {"message": "out of memory"}}), "it failed: out of memory"),
+    "an error": (data_line({"error": {"message": "out of memory"}}), "it failed: out of memory"),
     "an abort": (event(4, finish_reason="abort"), "it gave up: abort"),
     "an early end": (event(4), "it ended its reply early"),
     "done too soon": (event(4) + DONE, "it ended its reply early"),
@@ -99,7 +102,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     ),
     "no count": (FINISHED + DONE, "it did not say how many tokens it sent"),
     "a count of nothing": (
-        FINISHED + sent({"choices": [], "usage": {"prompt_tokens": 3}}),
+        FINISHED + data_line({"choices": [], "usage": {"prompt_tokens": 3}}),
         "it streamed 1 token ids and counts None",
     ),
     "lost tokens": (FINISHED + usage(3, 3), "it streamed 1 token ids and counts 3"),
@@ -125,10 +128,10 @@ def test_no_bytes_raise_anything_else(data: bytes) -> None:
         pass
 
 
-def test_the_body_says_all_of_sampling_and_names_ids_as_openai_does() -> None:
+def test_the_body_has_all_sampling_settings_and_names_ids_as_openai_does() -> None:
     sampling = SamplingParams(temperature=0.5, top_p=0.9)
-    asked = Completion((1,), 2, (STOP,), END, {3: -100.0}, sampling, seed=11)
-    body = asked.body("tiny", guided=False)
+    completion = Completion((1,), 2, (STOP,), END, {3: -100.0}, sampling, seed=11)
+    body = completion.body("tiny", guided=False)
     expected = {"logit_bias": {"3": -100.0}, "top_k": -1, "repetition_penalty": 1.0, "seed": 11}
     expected |= {"temperature": 0.5, "top_p": 0.9, "stop_token_ids": [STOP]}
     assert body | expected == body

@@ -1,6 +1,6 @@
 """vLLM for real, unmodified: its CPU build with the default model, in float32.
 
-`make test-vllm` installs it beside the package and runs this. A start takes it minutes.
+`make test-vllm` installs vLLM and runs these tests. vLLM takes minutes to start.
 """
 
 import json
@@ -56,8 +56,8 @@ def merged(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture(scope="module")
 def url(merged: Path) -> Iterator[str]:
     """Serve the checkpoint; return the base URL."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     options = (
         f"--model {merged} --served-model-name {NAME} --dtype float32 --max-model-len 2048 "
         "--enable-prefix-caching --block-size 32 --enable-prompt-tokens-details --enforce-eager "
@@ -85,10 +85,10 @@ def url(merged: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def remote(url: str, merged: Path) -> RemoteDecoder:
-    found = remote_decoder(WholeModel(merged), [url], names=[NAME])
-    assert (found.service.model, found.context_tokens) == (NAME, 2048)
+    decoder = remote_decoder(WholeModel(merged), [url], names=[NAME])
+    assert (decoder.service.model, decoder.context_tokens) == (NAME, 2048)
     # A machine that is busy with other things is slow, and no reason to fail.
-    return replace(found, service=replace(found.service, first_token_s=1800, token_s=1800))
+    return replace(decoder, service=replace(decoder.service, first_token_s=1800, token_s=1800))
 
 
 @pytest.fixture(scope="module")
@@ -123,11 +123,12 @@ def test_nothing_is_taken_back_and_requests_are_one_and_chunks_and_syncs(
     for theirs, _ in answers:
         syncs = sum(isinstance(segment, SyncRun) for segment in theirs.segments)
         assert len(theirs.layouts) == 1 + syncs
-        begun = sum(isinstance(event, Opened) for event in theirs.events)
-        assert theirs.trace.server_usage is not None
-        assert theirs.trace.server_usage.corrections == 0
-        assert 1 + theirs.chunks + syncs <= theirs.trace.server_usage.requests <= 1 + begun + syncs
-        assert theirs.hit_limit or begun == theirs.chunks
+        opened_chunks = sum(isinstance(event, Opened) for event in theirs.events)
+        usage = theirs.trace.server_usage
+        assert usage is not None
+        assert usage.corrections == 0
+        assert 1 + theirs.chunks + syncs <= usage.requests <= 1 + opened_chunks + syncs
+        assert theirs.hit_limit or opened_chunks == theirs.chunks
     assert sum(theirs.chunks for theirs, _ in answers) >= 3
     assert sum(len(theirs.layouts) for theirs, _ in answers) >= len(answers) + 3
     assert sum(not theirs.hit_limit for theirs, _ in answers) >= 5
@@ -156,7 +157,7 @@ def test_its_second_model_runner_takes_the_processor(merged: Path, local: LocalD
         pytest.skip("give VLLM as a Python and a module: the script runs beside it")
     guide = write_params(GuidedParams(GuideKind.main, local.vocabulary.control, (2,)))
     script = Path(__file__).parents[1] / "vllm" / "runners.py"
-    done = subprocess.run(
+    process = subprocess.run(
         [python, script, merged, guide], stdout=subprocess.PIPE, check=True, text=True
     )
-    assert json.loads(done.stdout.splitlines()[-1]) == [0, len(local.vocabulary.control.ids)]
+    assert json.loads(process.stdout.splitlines()[-1]) == [0, len(local.vocabulary.control.ids)]

@@ -1,4 +1,4 @@
-"""Writing answers at fake servers, and the same on an engine in this process."""
+"""Helpers that write answers at fake servers, and the same answers on an engine here."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ RULES = Rules(max_tokens=400, max_topic_tokens=3, min_chunk_tokens=6)
 
 
 def ending(seed: int) -> Script:
-    """Any answer, with promises and syncs, that soon comes to its end."""
+    """Return a script of a random answer with promises and syncs that soon ends."""
     script = leaning(seed)
 
     def leaning_to_end(seen: tuple[int, ...]) -> FloatArray:
@@ -45,11 +45,11 @@ def scripted(seed: int = 7) -> Fake:
 
 def service_of(*fakes: Fake, **limits: float) -> Service:
     urls = tuple(fake.url for fake in fakes)
-    known: dict[str, Any] = {"retries": 2, "pause_s": 0.01, "cooldown_s": 0.2} | limits
-    return Service(urls, fakes[0].model, fakes[0].vocabulary_size, 4096, **known)
+    settings: dict[str, Any] = {"retries": 2, "pause_s": 0.01, "cooldown_s": 0.2} | limits
+    return Service(urls, fakes[0].model, fakes[0].vocabulary_size, 4096, **settings)
 
 
-def asked(prompt: Sequence[int], *, rules: Rules = RULES, **limits: Any) -> Request:
+def request_for(prompt: Sequence[int], *, rules: Rules = RULES, **limits: Any) -> Request:
     return Request(tuple(prompt), Sampler(SamplingParams()), replace(rules, **limits))
 
 
@@ -59,14 +59,14 @@ OnNews = Callable[[Progress], object]
 def writer(
     request: Request, pool: ReplicaPool, on_news: OnNews = lambda _news: None
 ) -> AnswerWriter:
-    """A writer whose news are drained as soon as they come."""
+    """Return a writer that passes its news to `on_news` as soon as they come."""
 
     def drain() -> None:
-        if news := made.drain():
+        if news := answer_writer.drain():
             on_news(news)
 
-    made = AnswerWriter(request, VOCABULARY, pool, drain)
-    return made
+    answer_writer = AnswerWriter(request, VOCABULARY, pool, drain)
+    return answer_writer
 
 
 async def written(
@@ -76,19 +76,19 @@ async def written(
     async with aclosing(ReplicaPool(service)) as pool:
         try:
             async with asyncio.TaskGroup() as group:
-                writers = [writer(one, pool, on_news) for one in requests]
-                tasks = [group.create_task(one.run()) for one in writers]
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+                writers = [writer(request, pool, on_news) for request in requests]
+                tasks = [group.create_task(answer_writer.run()) for answer_writer in writers]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
 
-def write(service: Service, requests: Sequence[Request], **about: Any) -> list[Answer]:
-    return asyncio.run(written(service, requests, **about))
+def write(service: Service, requests: Sequence[Request], **options: Any) -> list[Answer]:
+    return asyncio.run(written(service, requests, **options))
 
 
 def locally(request: Request, script: Script) -> Answer:
-    """The same answer on the step scheduler, under the text join."""
+    """Return the answer that the step scheduler writes here under the text join."""
     engine = ScriptedEngine(script, SIZE)
     scheduler = Scheduler(engine, VOCABULARY, SHARED_MAX, joining=Joining.text)
     return answer_of(scheduler, request)

@@ -1,4 +1,4 @@
-"""Run by vLLM's own Python: hands the processor what its second model runner would."""
+"""A script for vLLM's Python: gives the processor the inputs of vLLM's second model runner."""
 
 import json
 import sys
@@ -17,8 +17,9 @@ from vllm.v1.worker.gpu.sample.logits_processor.loader import _load_v2_logitspro
 
 
 def by_slots(processor: type, config: Any, params: SamplingParams, size: int) -> list[int]:
-    """Return what each row may not write: the request is in slot 3, and its row the second one."""
-    ids, prompt_len = torch.zeros(4, 8, dtype=torch.int32), np.full(4, 1, dtype=np.int32)
+    """Return the number of forbidden tokens in two rows: slot 3 has a guided request, 0 has not."""
+    ids = torch.zeros(4, 8, dtype=torch.int32)
+    prompt_len = np.full(4, 1, dtype=np.int32)
     states = LogitsProcRequestState(
         device=torch.device("cpu"),
         max_num_reqs=4,
@@ -28,10 +29,10 @@ def by_slots(processor: type, config: Any, params: SamplingParams, size: int) ->
         prefill_len=SimpleNamespace(np=prompt_len),
         total_len=None,
     )
-    held = processor(config, states)
-    assert not held.add_request(0, SamplingParams())
-    assert held.add_request(3, params)
-    held.apply_staged_writes()
+    logits_processor = processor(config, states)
+    assert not logits_processor.add_request(0, SamplingParams())
+    assert logits_processor.add_request(3, params)
+    logits_processor.apply_staged_writes()
     slots = np.array([0, 3])
     context = LogitsContext(
         expanded_idx_mapping=torch.tensor(slots),
@@ -42,7 +43,7 @@ def by_slots(processor: type, config: Any, params: SamplingParams, size: int) ->
         pos=torch.tensor([0, 0]),
         seq_lens_upper_bound_np=np.array([1, 1]),
     )
-    return torch.isneginf(held.apply(torch.zeros(2, size), context)).sum(1).tolist()
+    return torch.isneginf(logits_processor.apply(torch.zeros(2, size), context)).sum(1).tolist()
 
 
 def main() -> None:
@@ -51,7 +52,9 @@ def main() -> None:
     size = config.model_config.get_vocab_size()
     params = SamplingParams(extra_args={"pasta": guide})
     [processor] = [
-        one for one in _load_v2_logitsprocs_plugins() if one.__name__ == "PastaLogitsProcessor"
+        plugin
+        for plugin in _load_v2_logitsprocs_plugins()
+        if plugin.__name__ == "PastaLogitsProcessor"
     ]
     processor.validate_params(params)
     print(json.dumps(by_slots(processor, config, params, size)))  # noqa: T201

@@ -23,7 +23,8 @@ from tests.answer.play import ID, SIZE, VOCABULARY
 from tests.law.world import CLOSE, CONTROL, END, ENDS, OPEN, P20, P50, SYNC
 from tests.vllm.tokens import Direction, Tokenizer, change, params
 
-A, B = ID["a"], ID["b"]
+A = ID["a"]
+B = ID["b"]
 SERVED = ServedModel(Tokenizer(), SIZE)
 MAIN = GuidedParams(GuideKind.main, CONTROL, ENDS, promises=2)
 CHUNK = GuidedParams(GuideKind.chunk, CONTROL, ENDS)
@@ -35,14 +36,15 @@ ANYTHING = set(range(SIZE))
 
 
 def open_ids(batch: GuidedRows, rows: int) -> list[set[int]]:
-    """What each row may write."""
+    """Return the tokens that each row may write."""
     logits_RV = batch.apply(torch.zeros(rows, SIZE))
     return [set(torch.isfinite(row).nonzero()[:, 0].tolist()) for row in logits_RV]
 
 
 def filled(*guides: GuidedParams | None) -> tuple[GuidedRows, list[list[int]]]:
-    """A batch of new requests, and their outputs, which grow as vLLM's do."""
-    batch, outputs = GuidedRows(SERVED), [list[int]() for _ in guides]
+    """Return a batch of new requests, and their outputs, which grow as vLLM's do."""
+    batch = GuidedRows(SERVED)
+    outputs: list[list[int]] = [[] for _ in guides]
     added = [(row, params(guide), None, outputs[row]) for row, guide in enumerate(guides)]
     batch.update(change(added=added))
     return batch, outputs
@@ -104,16 +106,18 @@ def test_ids_that_the_model_does_not_have_end_the_request_and_harm_nobody(
     assert open_ids(batch, 2) == [{END}, CHUNK_START]
 
 
-Rows = list[tuple[GuidedParams | None, list[int]] | None]
+GuidedRequest = tuple[GuidedParams | None, list[int]]
+"""Params and output of a request."""
+Rows = list[GuidedRequest | None]
 
 
 def test_any_run_of_changes_keeps_rows_and_requests_together() -> None:
-    """Against a list of who is in which row; each has come to a place of its own."""
+    """The batch is compared with a list of requests by row."""
     dice = random.Random(5)
     batch = GuidedRows(SERVED)
     rows: Rows = []
     for _ in range(60):
-        removed = [row for row, one in enumerate(rows) if one and dice.random() < 0.2]
+        removed = [row for row, request in enumerate(rows) if request and dice.random() < 0.2]
         for row in removed:
             rows[row] = None
         added = []
@@ -126,10 +130,11 @@ def test_any_run_of_changes_keeps_rows_and_requests_together() -> None:
             added.append((row, params(guide), None, output))
         moved = condensed(rows, dice)
         batch.update(change(removed=removed, added=added, moved=moved))
-        for one in rows:
-            if one and dice.random() < 0.5:
-                one[1].append(dice.choice([A, B]))
-        assert open_ids(batch, len(rows)) == [alone(one) for one in rows]
+        for request in rows:
+            if request and dice.random() < 0.5:
+                _, output = request
+                output.append(dice.choice([A, B]))
+        assert open_ids(batch, len(rows)) == [open_ids_alone(request) for request in rows]
 
 
 def condensed(rows: Rows, dice: random.Random) -> list[tuple[int, int, Direction]]:
@@ -142,16 +147,18 @@ def condensed(rows: Rows, dice: random.Random) -> list[tuple[int, int, Direction
             moved.append((len(rows), hole, Direction.UNIDIRECTIONAL))
             rows[hole] = last
     if len(rows) > 1:
-        one, other = dice.sample(range(len(rows)), 2)
-        rows[one], rows[other] = rows[other], rows[one]
-        moved.append((one, other, Direction.SWAP))
+        first, second = dice.sample(range(len(rows)), 2)
+        rows[first], rows[second] = rows[second], rows[first]
+        moved.append((first, second, Direction.SWAP))
     return moved
 
 
-def alone(one: tuple[GuidedParams | None, list[int]] | None) -> set[int]:
-    assert one is not None
+def open_ids_alone(request: GuidedRequest | None) -> set[int]:
+    """Return the tokens that a request may write in a batch without others."""
+    assert request is not None
+    guide, output = request
     batch = GuidedRows(SERVED)
-    batch.update(change(added=[(0, params(one[0]), None, one[1])]))
+    batch.update(change(added=[(0, params(guide), None, output)]))
     return open_ids(batch, 1)[0]
 
 
@@ -167,7 +174,8 @@ class Runner:
     def begin(self, slot: int, prompt: list[int], output: list[int]) -> None:
         ids = prompt + output
         self.ids[slot, : len(ids)] = torch.tensor(ids)
-        self.prompt_len.np[slot], self.total[slot] = len(prompt), len(ids)
+        self.prompt_len.np[slot] = len(prompt)
+        self.total[slot] = len(ids)
 
     def write(self, slot: int, token: int) -> None:
         self.ids[slot, self.total[slot]] = token
@@ -213,7 +221,7 @@ def test_a_slot_that_is_filled_again_knows_what_was_written_before(written: list
     slots = GuidedSlots(SERVED, runner)
     runner.begin(1, [A], written)
     slots.add(1, params(MAIN))
-    assert open_in_step(slots, runner.step(1)) == [alone((MAIN, written))]
+    assert open_in_step(slots, runner.step(1)) == [open_ids_alone((MAIN, written))]
 
 
 def test_drafts_that_were_refused_were_never_written() -> None:
@@ -223,14 +231,14 @@ def test_drafts_that_were_refused_were_never_written() -> None:
     runner.begin(0, [A, B], [A])
     slots.add(0, params(MAIN))
     assert drafted(slots, runner, OPEN, A, P20)[1:] == [
-        *(alone((MAIN, [A, *written])) for written in ([OPEN], [OPEN, A], [OPEN, A, P20]))
+        *(open_ids_alone((MAIN, [A, *written])) for written in ([OPEN], [OPEN, A], [OPEN, A, P20]))
     ]
     for token in (OPEN, B):  # the first draft stands, the second is replaced
         runner.write(0, token)
-    assert open_in_step(slots, runner.step(0)) == [alone((MAIN, [A, OPEN, B]))]
+    assert open_in_step(slots, runner.step(0)) == [open_ids_alone((MAIN, [A, OPEN, B]))]
     drafted(slots, runner, P50)
     runner.write(0, P20)
-    assert open_in_step(slots, runner.step(0)) == [alone((MAIN, [A, OPEN, B, P20]))]
+    assert open_in_step(slots, runner.step(0)) == [open_ids_alone((MAIN, [A, OPEN, B, P20]))]
     drafted(slots, runner, A, OPEN)
     runner.write(0, B)
     assert open_in_step(slots, runner.step(0)) == [TEXT | {OPEN, SYNC}]
@@ -243,7 +251,7 @@ def drafted(slots: GuidedSlots, runner: Runner, *drafts: int) -> list[set[int]]:
     return open_in_step(slots, context)
 
 
-# What is drawn from restricted logits: what the sampler of the engines here would draw
+# Restricted logits give the draws of the sampler that the engines here use
 
 
 def logits(seed: int) -> torch.Tensor:
@@ -265,7 +273,7 @@ CONSTRAINTS = [
 
 
 @pytest.mark.parametrize("allowed", CONSTRAINTS)
-def test_the_likeliest_is_the_one_that_is_chosen_greedily(allowed: Constraint) -> None:
+def test_the_likeliest_token_is_the_greedy_choice_of_the_sampler(allowed: Constraint) -> None:
     for seed in range(30):
         expected = allowed.best(logits(seed).numpy())
         assert int(restricted(logits(seed), allowed, 0.0).argmax()) == expected
@@ -273,16 +281,16 @@ def test_the_likeliest_is_the_one_that_is_chosen_greedily(allowed: Constraint) -
 
 @pytest.mark.parametrize("allowed", CONSTRAINTS)
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
-def test_chances_are_those_of_drawing_again_where_the_first_may_not_stand(
+def test_chances_are_those_of_a_second_draw_if_the_first_token_is_banned(
     allowed: Constraint, temperature: float
 ) -> None:
-    """First among all; a banned one is drawn anew among those that stand in for it."""
+    """The first draw is among all tokens; if its token is banned, a second is among substitutes."""
     logits_V = logits(7)
     first_V = (logits_V / temperature).softmax(0)
-    may_V = torch.tensor([allowed.admits(token) for token in range(SIZE)])
+    admitted_V = torch.tensor([allowed.admits(token) for token in range(SIZE)])
     pool = allowed.substitutes if allowed.only is None else allowed.only
-    pool_V = may_V if pool is None else torch.isin(torch.arange(SIZE), torch.tensor(pool))
-    again_V = first_V * pool_V / (first_V * pool_V).sum()
-    expected_V = first_V * may_V + first_V[~may_V].sum() * again_V
-    found_V = (restricted(logits_V, allowed, temperature) / temperature).softmax(0)
-    torch.testing.assert_close(found_V, expected_V)
+    pool_V = admitted_V if pool is None else torch.isin(torch.arange(SIZE), torch.tensor(pool))
+    second_V = first_V * pool_V / (first_V * pool_V).sum()
+    expected_V = first_V * admitted_V + first_V[~admitted_V].sum() * second_V
+    actual_V = (restricted(logits_V, allowed, temperature) / temperature).softmax(0)
+    torch.testing.assert_close(actual_V, expected_V)
