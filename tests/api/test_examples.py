@@ -20,7 +20,7 @@ def run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Run:
-    """Return what runs a script with arguments; what it loads is the tiny checkpoint."""
+    """Return a function that runs a script on the tiny checkpoint and returns its output."""
     load = pasta.load
 
     def load_tiny(name: str, *, model: str | None = None, engine: str = "torch") -> pasta.Model:
@@ -46,8 +46,8 @@ def test_an_example_shows_what_it_is_about(run: Run) -> None:
 def test_a_checkpoint_of_ones_own_is_compared_with_its_base_model(
     run: Run, tiny_checkpoint: TinyCheckpoint
 ) -> None:
-    found = run("own_checkpoint.py", tiny_checkpoint.adapter, "--model", tiny_checkpoint.base)
-    assert found.index("parallel: ") < found.index("base model: ")
+    output = run("own_checkpoint.py", tiny_checkpoint.adapter, "--model", tiny_checkpoint.base)
+    assert output.index("parallel: ") < output.index("base model: ")
 
 
 def test_every_example_is_listed_and_run() -> None:

@@ -1,4 +1,4 @@
-"""The front door, on a tiny checkpoint: what it answers, what it refuses, and what it frees."""
+"""`pasta.Model` on a tiny checkpoint: its answers, its refusals, and the memory that it frees."""
 
 import asyncio
 import gc
@@ -38,49 +38,49 @@ def load(tiny: TinyCheckpoint) -> pasta.Model:
     return pasta.load(tiny.adapter, model=tiny.base, engine="torch", dtype="float32")
 
 
-def cells(model: pasta.Model) -> int:
-    """Cells that answers hold, beside what is kept of prompts."""
+def slots_in_use(model: pasta.Model) -> int:
+    """Return how many slots of the cache the answers hold, without those of cached prefixes."""
     assert isinstance(model.decoder, LocalDecoder)
     if model._worker is None:
         return model.decoder.engine.slots_in_use
     return model._worker.activity.slots
 
 
-def test_an_answer_says_what_it_is_and_what_it_took(model: pasta.Model) -> None:
-    found = model.answer(PROMPT, max_tokens=TOKENS)
-    assert found.text == strip(found.tree) != ""
-    chunks = [node for node in found.tree if isinstance(node, Chunk)]
-    assert [thread.text for thread in found.threads] == [chunk.text for chunk in chunks]
-    assert found.usage.plain_tokens == model.plain_tokens(found.text)
-    assert found.tokens_per_step == found.usage.plain_tokens / found.critical_path
-    assert found.usage.fed_tokens <= TOKENS
-    assert (found.finish_reason == "length") == found.truncated
+def test_an_answer_has_its_text_threads_and_figures(model: pasta.Model) -> None:
+    result = model.answer(PROMPT, max_tokens=TOKENS)
+    assert result.text == strip(result.tree) != ""
+    chunks = [node for node in result.tree if isinstance(node, Chunk)]
+    assert [thread.text for thread in result.threads] == [chunk.text for chunk in chunks]
+    assert result.usage.plain_tokens == model.plain_tokens(result.text)
+    assert result.tokens_per_step == result.usage.plain_tokens / result.critical_path
+    assert result.usage.fed_tokens <= TOKENS
+    assert (result.finish_reason == "length") == result.truncated
 
 
 def test_text_events_batches_and_their_async_twins_bring_the_same_answer(
     model: pasta.Model,
 ) -> None:
-    whole = model.answer(PROMPT, max_tokens=TOKENS)
-    assert whole.threads, "or this shows little"
-    assert "".join(model.stream(PROMPT, max_tokens=TOKENS)) == whole.text
-    assert ordered(model.events(PROMPT, max_tokens=TOKENS)) == whole.text
-    told: dict[int, pasta.Result] = {}
+    expected = model.answer(PROMPT, max_tokens=TOKENS)
+    assert expected.threads, "or this shows little"
+    assert "".join(model.stream(PROMPT, max_tokens=TOKENS)) == expected.text
+    assert ordered(model.events(PROMPT, max_tokens=TOKENS)) == expected.text
+    results: dict[int, pasta.Result] = {}
     prompts = [PROMPT, "Why?", PROMPT]
     options: dict[str, Any] = {"max_tokens": TOKENS, "max_concurrency": 2}
-    several = model.batch(prompts, on_result=told.__setitem__, **options)
-    assert [one.annotated for one in several[::2]] == [whole.annotated] * 2
-    assert [told.pop(number) for number in range(3)] == several
+    several = model.batch(prompts, on_result=results.__setitem__, **options)
+    assert [result.annotated for result in several[::2]] == [expected.annotated] * 2
+    assert [results.pop(number) for number in range(3)] == several
 
-    async def twins() -> list[str]:
+    async def async_texts() -> list[str]:
         text = "".join([piece async for piece in model.stream(PROMPT, max_tokens=TOKENS)])
         events = [event async for event in model.events(PROMPT, max_tokens=TOKENS)]
         answer = await model.aanswer(PROMPT, max_tokens=TOKENS)
-        batch = await model.abatch(prompts, on_result=told.__setitem__, **options)
-        assert [told[number] for number in range(3)] == batch
+        batch = await model.abatch(prompts, on_result=results.__setitem__, **options)
+        assert [results[number] for number in range(3)] == batch
         assert model.answer(PROMPT, max_tokens=TOKENS).text == answer.text, "within a loop too"
-        return [text, ordered(events), answer.text, *(one.text for one in batch[::2])]
+        return [text, ordered(events), answer.text, *(result.text for result in batch[::2])]
 
-    assert asyncio.run(twins()) == [whole.text] * 5
+    assert asyncio.run(async_texts()) == [expected.text] * 5
 
 
 def test_a_prompt_may_be_a_conversation_or_token_ids(model: pasta.Model) -> None:
@@ -102,25 +102,25 @@ def test_a_stream_that_is_left_early_frees_what_it_holds(model: pasta.Model) -> 
         _ = stream.result
     assert list(stream) == []
 
-    async def left_dropped_and_cancelled() -> None:
-        async with model.stream(PROMPT, max_tokens=LONG) as left:
-            await anext(left)
+    async def leave_drop_and_cancel() -> None:
+        async with model.stream(PROMPT, max_tokens=LONG) as stream:
+            await anext(stream)
         async for _ in model.stream(PROMPT, max_tokens=LONG):
             break
         task = asyncio.create_task(model.aanswer(PROMPT, max_tokens=LONG))
-        while not cells(model):
+        while not slots_in_use(model):
             await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(left_dropped_and_cancelled())
+    asyncio.run(leave_drop_and_cancel())
     gc.collect()
-    model.answer("x", max_tokens=1)  # a step behind it
-    assert cells(model) == 0
+    model.answer("x", max_tokens=1)  # the step after which its slots are free
+    assert slots_in_use(model) == 0
 
 
-def test_who_reads_a_stream_that_is_closed_meanwhile_is_let_go(model: pasta.Model) -> None:
+def test_closing_a_stream_ends_the_loop_that_reads_it(model: pasta.Model) -> None:
     stream = model.stream(PROMPT, max_tokens=LONG)
     reader = threading.Thread(target=list, args=[stream])
     reader.start()
@@ -164,7 +164,7 @@ def test_threads_that_ask_first_at_the_same_time_get_one_worker(
     assert len(opened) == 1
 
 
-def test_a_closed_model_answers_nobody_and_tells_those_who_wait(
+def test_a_closed_model_refuses_new_prompts_and_ends_open_streams_with_an_error(
     tiny_checkpoint: TinyCheckpoint,
 ) -> None:
     model = load(tiny_checkpoint)
@@ -177,7 +177,7 @@ def test_a_closed_model_answers_nobody_and_tells_those_who_wait(
     with pytest.raises(pasta.PastaError, match="the model is closed") as caught:
         model.answer(PROMPT)
     assert caught.value.hint == "Load it again: pasta.load(...)"
-    assert cells(model) == 0
+    assert slots_in_use(model) == 0
 
 
 def test_what_makes_no_sense_is_refused(model: pasta.Model) -> None:

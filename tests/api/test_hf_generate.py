@@ -43,14 +43,14 @@ def decoder(folder: Path) -> LocalDecoder:
 
 def prompt(folder: Path, question: str) -> dict[str, Any]:
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    asked = [{"role": "user", "content": question}]
+    messages = [{"role": "user", "content": question}]
     encoded = tokenizer.apply_chat_template(
-        asked, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     return dict(encoded)
 
 
-def own(decoder: LocalDecoder, question: str) -> Answer:
+def pasta_answer(decoder: LocalDecoder, question: str) -> Answer:
     rules = Rules(max_tokens=TOKENS)
     return decoder.answer(decoder.request(question, rules, SamplingParams()))
 
@@ -63,7 +63,8 @@ def plain(decoder: LocalDecoder, answer: Answer) -> list[int]:
 
 
 def test_it_writes_what_pasta_writes(folder: Path, model: Any, decoder: LocalDecoder) -> None:
-    inputs, answer = prompt(folder, QUESTION), own(decoder, QUESTION)
+    inputs = prompt(folder, QUESTION)
+    answer = pasta_answer(decoder, QUESTION)
     settings = {"max_new_tokens": TOKENS, "do_sample": False}
     by_name = model.generate(**inputs, **settings, custom_generate=pasta.generate)
     alone = pasta.generate(model, **inputs, **settings, return_dict_in_generate=True)
@@ -80,7 +81,7 @@ def test_it_writes_what_pasta_writes(folder: Path, model: Any, decoder: LocalDec
     assert len(result.threads) == answer.chunks > 0, "else nothing was parallel"
 
 
-class Heard(BaseStreamer):
+class RecordingStreamer(BaseStreamer):
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.prompt: list[int] | None = None
@@ -99,17 +100,25 @@ class Heard(BaseStreamer):
 def test_a_streamer_gets_the_text_in_reading_order_up_to_a_stop_string(
     folder: Path, model: Any, decoder: LocalDecoder
 ) -> None:
-    inputs, whole = prompt(folder, QUESTION), own(decoder, QUESTION).text
+    inputs = prompt(folder, QUESTION)
+    text = pasta_answer(decoder, QUESTION).text
+    stop = text[5:8]
+    text_before_stop = text[: text.index(stop)]
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    for stops, text in ((None, whole), ([whole[5:8]], whole[: whole.index(whole[5:8])])):
-        heard = Heard()
+    for stops, expected in ((None, text), ([stop], text_before_stop)):
+        streamer = RecordingStreamer()
         output = pasta.generate(
-            model, **inputs, max_new_tokens=TOKENS, do_sample=False, stop_strings=stops,
-            streamer=heard, return_dict_in_generate=True,
-        )  # fmt: skip
-        assert heard.prompt == inputs["input_ids"][0].tolist()
-        assert tokenizer.decode(heard.ids) == output.results[0].text == text
-        assert heard.ended
+            model,
+            **inputs,
+            max_new_tokens=TOKENS,
+            do_sample=False,
+            stop_strings=stops,
+            streamer=streamer,
+            return_dict_in_generate=True,
+        )
+        assert streamer.prompt == inputs["input_ids"][0].tolist()
+        assert tokenizer.decode(streamer.ids) == output.results[0].text == expected
+        assert streamer.ended
 
 
 def test_rows_of_one_length_are_answered_together(folder: Path, model: Any) -> None:
@@ -123,21 +132,26 @@ def test_rows_of_one_length_are_answered_together(folder: Path, model: Any) -> N
 
 
 def test_samples_come_from_the_seed_of_torch(folder: Path, model: Any) -> None:
-    inputs, found = prompt(folder, QUESTION), []
+    inputs = prompt(folder, QUESTION)
+    samples = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
         sampled = model.generate(
-            **inputs, max_new_tokens=60, do_sample=True, temperature=1.5, num_return_sequences=2,
+            **inputs,
+            max_new_tokens=60,
+            do_sample=True,
+            temperature=1.5,
+            num_return_sequences=2,
             custom_generate=pasta.generate,
-        )  # fmt: skip
-        found.append(sampled.tolist())
-    assert found[0] == found[1]
-    assert found[0] != found[2]
-    assert found[0][0] != found[0][1]
+        )
+        samples.append(sampled.tolist())
+    first, first_again, second = samples
+    assert first == first_again != second
+    assert first[0] != first[1]
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"num_beams": 2}, "beam search cannot be done in parallel"),
         ({"prompt_lookup_num_tokens": 3}, "assisted generation cannot be done"),
@@ -147,10 +161,10 @@ def test_samples_come_from_the_seed_of_torch(folder: Path, model: Any) -> None:
     ],
 )
 def test_what_would_be_ignored_is_refused_and_the_model_stays_as_it_was(
-    settings: dict[str, Any], said: str, folder: Path, model: Any
+    settings: dict[str, Any], message: str, folder: Path, model: Any
 ) -> None:
     before = model.config._attn_implementation
-    with pytest.raises(PastaError, match=said):
+    with pytest.raises(PastaError, match=message):
         model.generate(
             **prompt(folder, "x"), **settings, max_new_tokens=5, custom_generate=pasta.generate
         )
@@ -180,28 +194,29 @@ def test_an_error_on_the_way_leaves_the_model_and_ends_the_stream(
 
     model.train()
     model.model.norm.eval()
-    before, heard = model.config._attn_implementation, Heard()
+    before = model.config._attn_implementation
+    streamer = RecordingStreamer()
     monkeypatch.setattr(torch_engine.TorchEngine, "step", broken)
     monkeypatch.setattr(torch_engine.TorchEngine, "step_kept", broken)
     with pytest.raises(RuntimeError, match="the device is gone"):
-        pasta.generate(model, **prompt(folder, "x"), max_new_tokens=5, streamer=heard)
+        pasta.generate(model, **prompt(folder, "x"), max_new_tokens=5, streamer=streamer)
     assert (model.config._attn_implementation, model.training) == (before, True)
     assert not model.model.norm.training
-    assert heard.ended
+    assert streamer.ended
 
 
 def test_plain_generate_writes_what_pasta_writes_sequentially(
     folder: Path, model: Any, decoder: LocalDecoder
 ) -> None:
-    inputs, control = prompt(folder, QUESTION), decoder.vocabulary.control.ids
+    inputs = prompt(folder, QUESTION)
+    prompt_tokens = inputs["input_ids"].shape[1]
+    control = decoder.vocabulary.control.ids
     settings = {"max_new_tokens": TOKENS, "do_sample": False}
-    written = [
-        model.generate(**inputs, **settings, **more)[0, inputs["input_ids"].shape[1] :].tolist()
-        for more in ({"suppress_tokens": None}, {})
-    ]
-    assert control & {*written[0]}, "this model would write tags if it could"
-    assert not control & {*written[1]}
+    with_tags = model.generate(**inputs, **settings, suppress_tokens=None)[0, prompt_tokens:]
+    plain_ids = model.generate(**inputs, **settings)[0, prompt_tokens:].tolist()
+    assert control & {*with_tags.tolist()}, "this model would write tags if it could"
+    assert not control & {*plain_ids}
     rules = Rules(max_tokens=TOKENS, parallel=False)
     answer = decoder.answer(decoder.request(QUESTION, rules, SamplingParams()))
     expected = plain(decoder, answer)
-    assert written[1][: len(expected)] == expected
+    assert plain_ids[: len(expected)] == expected

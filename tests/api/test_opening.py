@@ -1,4 +1,4 @@
-"""What is meant where nothing is named, which engine opens it, and what is refused."""
+"""The default adapter, the choice of an engine, and settings that are refused."""
 
 import json
 import shutil
@@ -25,16 +25,16 @@ from tests.checkpoint import TinyCheckpoint
 from tests.engines.subjects import speaking
 from tests.tiny import TINY_MODELS
 
-LARGE, LARGE_PLAIN = "qwen2.5-coder-1.5b", "qwen2.5-coder-1.5b-sequential"
+LARGE = "qwen2.5-coder-1.5b"
 
 
 def config_of(tiny: TinyCheckpoint, **settings: Any) -> EngineConfig:
-    named: Any = {"model": tiny.base, "adapter": tiny.adapter, "device": "cpu"}
-    return EngineConfig(**named | settings)
+    defaults: Any = {"model": tiny.base, "adapter": tiny.adapter, "device": "cpu"}
+    return EngineConfig(**defaults | settings)
 
 
 @pytest.mark.parametrize(
-    ("compiler", "said"),
+    ("compiler", "message"),
     [
         (None, ""),
         ("echo 'error: no -fopenmp' >&2; exit 1", "no operators could be built (error: no -fop"),
@@ -43,7 +43,7 @@ def config_of(tiny: TinyCheckpoint, **settings: Any) -> EngineConfig:
 )
 def test_without_operators_auto_does_not_take_fast(
     compiler: str | None,
-    said: str,
+    message: str,
     tiny_checkpoint: TinyCheckpoint,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -51,13 +51,14 @@ def test_without_operators_auto_does_not_take_fast(
 ) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     load_library.cache_clear()
-    (script := tmp_path / "c++").write_text(f"#!/bin/sh\nfor last; do :; done\n{compiler}\n")
+    script = tmp_path / "c++"
+    script.write_text(f"#!/bin/sh\nfor last; do :; done\n{compiler}\n")
     script.chmod(0o755)
-    found = "pasta_decoding.engines.native.find_compiler"
-    monkeypatch.setattr(found, lambda: compiler and str(script))
+    find_compiler = "pasta_decoding.engines.native.find_compiler"
+    monkeypatch.setattr(find_compiler, lambda: compiler and str(script))
     assert choose_engine(find_files(config_of(tiny_checkpoint), tmp_path)) == "torch"
-    assert said in caplog.text
-    assert [*(tmp_path / "operators").glob("*.so")] or "run" not in said, "those of this cache"
+    assert message in caplog.text
+    assert [*(tmp_path / "operators").glob("*.so")] or "run" not in message, "those of this cache"
     load_library.cache_clear()
 
 
@@ -69,7 +70,7 @@ def test_with_llama_auto_takes_it_where_it_can_and_exports_once(
     with caplog.at_level("INFO", "pasta_decoding"):
         first, again = (open_decoder(config, tmp_path) for _ in range(2))
     assert first.name == again.name == "llama F16"
-    assert sum("(once)" in one.getMessage() for one in caplog.records) == 1
+    assert sum("(once)" in record.getMessage() for record in caplog.records) == 1
     assert [path.suffix for path in (tmp_path / "gguf").iterdir()] == [".gguf"]
     folder = shutil.copytree(tiny_checkpoint.adapter, tmp_path / "adapter")
     record = json.loads((folder / "pasta.json").read_text()) | {"scheme": "reserve"}
@@ -89,24 +90,27 @@ def test_what_an_engine_cannot_do_is_refused(tiny_checkpoint: TinyCheckpoint) ->
         ({"engine": "fast", "device": "cuda"}, "^the engine fast takes no device$"),
         ({"engine": "remote", "threads": 2}, "^the engine remote takes no threads$"),
     ]
-    for settings, said in cases:
-        with pytest.raises(PastaError, match=said):
+    for settings, message in cases:
+        with pytest.raises(PastaError, match=message):
             open_decoder(config_of(tiny_checkpoint, **{"engine": "torch"} | settings), Path())
 
 
 def test_a_pulled_gguf_goes_to_fast_on_a_cpu_with_a_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, file, name = tmp_path / "cache", tmp_path / "tiny.gguf", LARGE
+    cache = tmp_path / "cache"
+    file = tmp_path / "tiny.gguf"
+    name = LARGE
     write_gguf(speaking(TINY_MODELS["qwen2"]()), file, float_type="F32")
     monkeypatch.setattr("pasta_decoding.models.pull.fetch_wheels", lambda *_: file)
-    path, by_model = pull(cache, name), dict[str, Any](model=name, device="cpu")
+    path = pull(cache, name)
+    by_model: dict[str, Any] = {"model": name, "device": "cpu"}
     monkeypatch.setattr("pasta_decoding.engines.native.find_compiler", lambda: "c++")
     monkeypatch.setattr("pasta_decoding.engines.native.load_operators", lambda _: "built")
     for settings in (by_model, {"adapter": f"{name}-sequential", "device": "cpu"}):
-        found = find_files(EngineConfig(**settings), cache)
-        assert (found.source.weights, choose_engine(found)) == (path, "fast")
-        assert found.source.checkpoint_path == find_adapter(str(settings.get("adapter", name)))
+        files = find_files(EngineConfig(**settings), cache)
+        assert (files.source.weights, choose_engine(files)) == (path, "fast")
+        assert files.source.checkpoint_path == find_adapter(str(settings.get("adapter", name)))
     on_gpu = find_files(EngineConfig(**by_model | {"device": "cuda"}), cache)
     assert (on_gpu.source.weights, choose_engine(on_gpu)) == (path, "torch")
     monkeypatch.setattr("pasta_decoding.engines.native.find_compiler", lambda: None)
@@ -146,12 +150,12 @@ def test_commands_take_the_large_model_where_there_is_room_and_the_small_one_is_
     if there:
         (cache / there).mkdir(parents=True)
     assert default_adapter(cache, {}, config) == ("balanced" if lacks else LARGE)
-    said = f"taking the small model: {LARGE} needs {lacks.format(cache)}"
-    assert caplog.messages == ([said] if lacks else [])
+    message = f"taking the small model: {LARGE} needs {lacks.format(cache)}"
+    assert caplog.messages == ([message] if lacks else [])
     assert default_adapter(cache, {"PASTA_ADAPTER": "mine"}, config) == "mine"
 
 
-def test_too_little_memory_is_told_before_loading(
+def test_too_little_memory_is_reported_before_loading(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
@@ -191,10 +195,11 @@ def test_a_value_that_means_nothing_is_refused_with_the_name_of_its_field() -> N
         (EngineConfig, "cache_tokens", [-1, None]),
         (EngineConfig, "threads", [0]),
     ]
-    for kind, field, value in ((*one[:2], value) for one in cases for value in one[2]):
-        with pytest.raises(PastaError) as caught:
-            kind(**{field: value})
-        assert caught.value.field == field
+    for config_type, field, values in cases:
+        for value in values:
+            with pytest.raises(PastaError) as caught:
+                config_type(**{field: value})
+            assert caught.value.field == field
 
 
 def test_values_of_other_forms_mean_the_same() -> None:

@@ -46,7 +46,7 @@ def saved(model: Any, folder: Path, *, rank: int = 3) -> Path:
     ],
 )
 @torch.no_grad()
-def test_merged_weights_are_those_of_peft_and_of_what_an_adapter_adds_apart(
+def test_merged_weights_are_those_of_peft_and_the_base_plus_the_layer_updates(
     name: str, tied: bool, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     def base() -> Any:
@@ -54,18 +54,22 @@ def test_merged_weights_are_those_of_peft_and_of_what_an_adapter_adds_apart(
         return model.to(dtype)
 
     adapter = saved(TINY_MODELS[name](vocabulary=272, tie_word_embeddings=tied), tmp_path / "a")
-    ours, untouched = merge_adapter(base(), adapter), base()
+    ours = merge_adapter(base(), adapter)
+    untouched = base()
     theirs = PeftModel.from_pretrained(base(), str(adapter)).merge_and_unload()
-    before, after, expected = (one.state_dict() for one in (untouched, ours, theirs))
+    before = untouched.state_dict()
+    after = ours.state_dict()
+    expected = theirs.state_dict()
     assert after.keys() == expected.keys()
     assert [name for name in after if not torch.equal(after[name], expected[name])] == []
     assert sum(not torch.equal(after[name], before[name]) for name in after) > 14
     added = read_layer_updates(dict(untouched.named_parameters()), adapter)
-    linears = {key for key, one in untouched.named_modules() if isinstance(one, nn.Linear)}
+    modules = untouched.named_modules()
+    linears = {name for name, module in modules if isinstance(module, nn.Linear)}
     assert added.keys() == linears | {"model.embed_tokens"}
     for key, (down_RI, up_OR) in added.items():
-        whole = before[f"{key}.weight"] + up_OR.float() @ down_RI.float()
-        torch.testing.assert_close(whole.to(dtype), after[f"{key}.weight"])
+        merged = before[f"{key}.weight"] + up_OR.float() @ down_RI.float()
+        torch.testing.assert_close(merged.to(dtype), after[f"{key}.weight"])
 
 
 def test_an_adapter_of_another_kind_or_another_shape_is_refused(

@@ -83,8 +83,8 @@ def test_added_tokens_are_given_to_a_fresh_tokenizer() -> None:
 
 
 def test_a_model_without_room_for_added_tokens_grows(tmp_path: Path) -> None:
-    for one in (tiny_llama(vocabulary=258), byte_tokenizer(())):
-        one.save_pretrained(tmp_path)
+    tiny_llama(vocabulary=258).save_pretrained(tmp_path)
+    byte_tokenizer(()).save_pretrained(tmp_path)
     loaded = load_base(BaseAlone(tmp_path))
     last = max(loaded.checkpoint.control.ids)
     assert loaded.model(torch.tensor([[last]])).logits.shape[-1] == last + 1 == 258 + PARTS
@@ -113,7 +113,7 @@ def test_a_folder_without_a_record_is_no_adapter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "cannot be read: "),
         (b"\xff\xfe", "cannot be read: "),
@@ -122,9 +122,9 @@ def test_a_folder_without_a_record_is_no_adapter(tmp_path: Path) -> None:
     ],
     ids=len,
 )
-def test_a_broken_or_foreign_file_is_refused(content: bytes, said: str, tmp_path: Path) -> None:
+def test_a_broken_or_foreign_file_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
-    assert str(refusal(tmp_path)).startswith(f"{tmp_path / FILE_NAME} {said}")
+    assert str(refusal(tmp_path)).startswith(f"{tmp_path / FILE_NAME} {message}")
 
 
 Change = Callable[[dict[str, Any]], object]
@@ -193,7 +193,7 @@ TRAINED = "the adapter was trained on some/base "
 
 
 @pytest.mark.parametrize(
-    ("model", "special", "said"),
+    ("model", "special", "message"),
     [
         (lambda: tiny_qwen3(vocabulary=400), [],
          TRAINED + "(model_type llama), but this model has model_type qwen3"),
@@ -205,11 +205,11 @@ TRAINED = "the adapter was trained on some/base "
     ],
 )  # fmt: skip
 def test_another_base_or_vocabulary_is_refused_by_what_differs(
-    model: Callable[[], Any], special: list[str], said: str
+    model: Callable[[], Any], special: list[str], message: str
 ) -> None:
     with pytest.raises(PastaError) as caught:
         matched(model(), *special)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 def test_a_copy_that_is_rounded_otherwise_is_a_warning() -> None:

@@ -52,7 +52,8 @@ def label_of_end(layout: Layout) -> int | None:
 def test_answers_layouts_samples_and_replays_keep_the_end_that_was_chosen(
     decoder: LocalDecoder, tmp_path: Path
 ) -> None:
-    prompts, path = [question_of("Why?")], tmp_path / "samples.jsonl"
+    prompts = [question_of("Why?")]
+    path = tmp_path / "samples.jsonl"
     samples = sample_answers(
         lambda: nullcontext(decoder),
         prompts,

@@ -46,13 +46,13 @@ def test_the_card_of_a_shipped_adapters_export_is_one_that_the_hub_reads(name: s
         parse(shlex.split(command))
 
 
-def test_a_card_keeps_what_the_adapters_own_says(tmp_path: Path) -> None:
+def test_a_card_keeps_text_and_metadata_of_the_adapters_card(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(ADAPTERS / "balanced")
     (tmp_path / "README.md").write_text(OWN, encoding="utf-8")
     text = model_card(checkpoint, tmp_path)
-    said: Any = ModelCard(text).data
-    assert (said.license, said.language) == ("mit", ["en", "de"])
-    assert said.tags == ["pasta-decoding", "parallel-decoding", "custom_generate"]
+    metadata: Any = ModelCard(text).data
+    assert (metadata.license, metadata.language) == ("mit", ["en", "de"])
+    assert metadata.tags == ["pasta-decoding", "parallel-decoding", "custom_generate"]
     assert "Words with a link and an [address](https://example.org)." in text
     assert ", ".join(map(str, sorted(checkpoint.control.ids))) in text
     assert "--join text" not in text

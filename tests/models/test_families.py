@@ -175,28 +175,30 @@ def _make_readable(model: Any, tokenizer: Any) -> None:
 
 
 def theirs(base: Path, family: Family, messages: list[dict[str, str]]) -> str:
-    """What transformers writes greedily, without the tokens that are the language's."""
+    """Return the text that transformers writes greedily, with the control tokens banned."""
     model = _kind(family).from_pretrained(base)
     tokenizer: Any = AutoTokenizer.from_pretrained(base)
     prompt: Any = tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     rows = len(model.get_input_embeddings().weight)
-    banned = [one for one in choose_tokens(tokenizer).ids if one < rows]
-    found = model.generate(
+    banned = [token for token in choose_tokens(tokenizer).ids if token < rows]
+    output = model.generate(
         **prompt, max_new_tokens=16, do_sample=False, suppress_tokens=banned or None
     )
-    behind = found[0, prompt["input_ids"].shape[1] :]
-    return str(tokenizer.decode(behind, skip_special_tokens=True))
+    answer_ids = output[0, prompt["input_ids"].shape[1] :]
+    return str(tokenizer.decode(answer_ids, skip_special_tokens=True))
 
 
-# Of each kind of tokenizer and of weights.
+# One family of each kind of tokenizer and of weights
 FEW = ("llama2", "qwen3", "gemma3-4b", "mixtral")
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(one, marks=[pytest.mark.slow] * (one not in FEW)) for one in FAMILIES],
+    params=[
+        name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES
+    ],
 )
 def family(request: pytest.FixtureRequest) -> Family:
     return FAMILIES[request.param]
@@ -222,9 +224,7 @@ TALKS = [
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_prompts_and_what_is_written_one_by_one_are_those_of_transformers(
-    name: str, tmp_path: Path
-) -> None:
+def test_prompts_and_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     base = make_base(family, tmp_path / "base")
     with pasta.load("none", model=base, engine="torch", dtype="float32", device="cpu") as model:
@@ -234,8 +234,8 @@ def test_prompts_and_what_is_written_one_by_one_are_those_of_transformers(
                 {"role": role, "content": content}
                 for role, content in zip(roles[-len(contents) :], contents, strict=True)
             ]
-            found = model.answer(messages, max_tokens=16)
-            assert found.text.strip() == theirs(base, family, messages).strip(), contents
+            result = model.answer(messages, max_tokens=16)
+            assert result.text.strip() == theirs(base, family, messages).strip(), contents
 
 
 def test_a_blank_at_the_end_of_a_prompt_stays() -> None:
@@ -247,31 +247,32 @@ def test_a_blank_at_the_end_of_a_prompt_stays() -> None:
 def test_it_is_trained_resumed_exported_both_ways_served_and_streamed(
     family: Family, base: Path, run: Path
 ) -> None:
-    adapter, tokenizer = run / "adapter", family.tokenizer()
+    adapter = run / "adapter"
+    tokenizer = family.tokenizer()
     written = files(adapter)
     shutil.rmtree(adapter)
     assert files(train(base, run, TRAINING)) == written, "it went on from its last step"
     loaded = load_model(BaseWithAdapter(base, adapter))
     assert loaded.end == tokenizer.convert_tokens_to_ids(family.end)
-    whole = run.parent / "whole"
-    export_hf(loaded, whole, adapter=adapter)
-    ways = [("torch", str(adapter), base), ("torch", str(whole), None)]
+    merged = run.parent / "merged"
+    export_hf(loaded, merged, adapter=adapter)
+    choices = [("torch", str(adapter), base), ("torch", str(merged), None)]
     if obstacle(load_config(base)) is None:
-        ways += [("fast", str(adapter), base), ("fast", str(whole), None)]
+        choices += [("fast", str(adapter), base), ("fast", str(merged), None)]
     if has_translation(base):
         write_gguf(loaded, run / "whole.gguf", float_type="F32")
-        ways.append(("fast", str(run / "whole.gguf"), None))
+        choices.append(("fast", str(run / "whole.gguf"), None))
     else:
         with pytest.raises(PastaError, match=r"^cannot export "):
             write_gguf(loaded, run / "whole.gguf", float_type="F32")
     texts = set()
-    for engine, name, beside in ways:
-        where: dict[str, Any] = {"engine": engine, "dtype": "float32", "device": "cpu"}
-        with pasta.load(name, model=beside, **where) as opened:
-            texts.add(opened.answer(QUESTION, **ASKED).annotated)
+    for engine, name, model_path in choices:
+        options: dict[str, Any] = {"engine": engine, "dtype": "float32", "device": "cpu"}
+        with pasta.load(name, model=model_path, **options) as model:
+            texts.add(model.answer(QUESTION, **ASKED).annotated)
     assert len(texts) == 1, texts
     assert "<promise" in texts.pop(), "else nothing was parallel"
-    decoder = torch_decoder(whole, whole)
+    decoder = torch_decoder(merged, merged)
     with pasta.Model(decoder) as model, running(decoder) as server:
         expected = model.answer(QUESTION, **ASKED).text
         body = GOOD | ASKED | {"messages": [{"role": "user", "content": QUESTION}]}
@@ -279,7 +280,7 @@ def test_it_is_trained_resumed_exported_both_ways_served_and_streamed(
             assert server.ask(CHAT, body | {"stream": stream}).text == expected
 
 
-class Shown(TextStreamer):
+class TextRecorder(TextStreamer):
     text = ""
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
@@ -287,16 +288,22 @@ class Shown(TextStreamer):
 
 
 def test_transformers_streams_the_text(run: Path) -> None:
-    whole = run.parent / "whole"
-    tokenizer: Any = AutoTokenizer.from_pretrained(whole)
-    model = AutoModelForCausalLM.from_pretrained(whole)
+    merged = run.parent / "merged"
+    tokenizer: Any = AutoTokenizer.from_pretrained(merged)
+    model = AutoModelForCausalLM.from_pretrained(merged)
     prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_tensors="pt",
+        [{"role": "user", "content": QUESTION}],
+        add_generation_prompt=True,
+        return_tensors="pt",
         return_dict=True,
-    )  # fmt: skip
-    shown = Shown(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    found = pasta.generate(
-        model, **prompt, max_new_tokens=40, do_sample=False, streamer=shown,
+    )
+    streamer = TextRecorder(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    output = pasta.generate(
+        model,
+        **prompt,
+        max_new_tokens=40,
+        do_sample=False,
+        streamer=streamer,
         return_dict_in_generate=True,
-    )  # fmt: skip
-    assert shown.text.rstrip("\n") == found.results[0].text.rstrip("\n")
+    )
+    assert streamer.text.rstrip("\n") == output.results[0].text.rstrip("\n")

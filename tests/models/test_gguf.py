@@ -113,7 +113,8 @@ def written(
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_a_tokenizer_comes_back_with_its_template_and_ends(name: str, tmp_path: Path) -> None:
-    path, tokenizer = tmp_path / "x.gguf", TOKENIZERS[name]()
+    path = tmp_path / "x.gguf"
+    tokenizer = TOKENIZERS[name]()
     loaded = written(tiny_llama(vocabulary=300), path, tokenizer, [3])
     assert GGUFReader(path).fields["tokenizer.ggml.pre"].contents() == name
     back = load_gguf(GgufFile(path), WholeModel(path))
@@ -123,8 +124,7 @@ def test_a_tokenizer_comes_back_with_its_template_and_ends(name: str, tmp_path: 
     assert back.tokenizer.all_special_ids == tokenizer.all_special_ids
     for text in TEXTS:
         assert back.tokenizer.encode(text) == tokenizer.encode(text)
-    ours, theirs = (PromptEncoder(one).encode(TALK) for one in (back.tokenizer, tokenizer))
-    assert ours == theirs
+    assert PromptEncoder(back.tokenizer).encode(TALK) == PromptEncoder(tokenizer).encode(TALK)
 
 
 @pytest.mark.parametrize(("name", "tied"), [("llama", True), ("qwen2", False), ("qwen3", True)])
@@ -134,12 +134,16 @@ def test_config_tokenizer_and_weights_are_those_that_transformers_reads(
     make: Any = TINY_MODELS[name]
     rope = {"rope_type": "default", "rope_theta": 5000.0}
     model = make(
-        vocabulary=300, tie_word_embeddings=tied, num_attention_heads=8, head_dim=4,
+        vocabulary=300,
+        tie_word_embeddings=tied,
+        num_attention_heads=8,
+        head_dim=4,
         rope_parameters=rope,
-    )  # fmt: skip
+    )
     written(model, tmp_path / "x.gguf", plain_tokenizer())
     file = GgufFile(tmp_path / "x.gguf")
-    ours, theirs = read_config(file), AutoConfig.from_pretrained(tmp_path, gguf_file="x.gguf")
+    ours = read_config(file)
+    theirs = AutoConfig.from_pretrained(tmp_path, gguf_file="x.gguf")
     for key in ("model_type", "vocab_size", "hidden_size", "intermediate_size", "rms_norm_eps",
                 "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "eos_token_id",
                 "max_position_embeddings", "tie_word_embeddings"):  # fmt: skip
@@ -155,21 +159,24 @@ def test_config_tokenizer_and_weights_are_those_that_transformers_reads(
 
 
 def test_a_marker_of_the_template_is_a_token_whatever_the_file_calls_it(tmp_path: Path) -> None:
-    path, tokenizer = tmp_path / "x.gguf", plain_tokenizer()
+    path = tmp_path / "x.gguf"
+    tokenizer = plain_tokenizer()
     written(tiny_llama(vocabulary=300), path, tokenizer)
     start = tokenizer.convert_tokens_to_ids("<|im_start|>")
     assert isinstance(start, int)
-    before, key, behind = path.read_bytes().partition(b"tokenizer.ggml.token_type")
-    at = 4 + 4 + 8 + 4 * start  # behind the kinds of the value and of its items, and their number
-    kinds = behind[:at] + struct.pack("<i", 1) + behind[at + 4 :]
-    path.write_bytes(before + key + kinds)
+    before, key, after = path.read_bytes().partition(b"tokenizer.ggml.token_type")
+    # After the key come the type of the value, the type and the number of its items, and the items.
+    offset = 4 + 4 + 8 + 4 * start
+    changed_kinds = after[:offset] + struct.pack("<i", 1) + after[offset + 4 :]
+    path.write_bytes(before + key + changed_kinds)
     assert read_tokenizer(GgufFile(path)).encode("<|im_start|>") == [start]
 
 
 @pytest.fixture
 def foreign(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
     """Return a GGUF of the tiny base model as others write it: without a checkpoint of Pasta's."""
-    path, key = tmp_path / "foreign.gguf", GGUF_KEY.encode()
+    path = tmp_path / "foreign.gguf"
+    key = GGUF_KEY.encode()
     write_gguf(load_model(BaseAlone(tiny_checkpoint.base)), path, float_type="F32")
     path.write_bytes(path.read_bytes().replace(key, b"x" * len(key)))
     return path
@@ -179,11 +186,9 @@ def test_a_foreign_file_is_a_base_model_for_an_adapter(
     foreign: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:
     alone = load_gguf(GgufFile(foreign), WholeModel(foreign))
-    assert (alone.checkpoint.joins, alone.layer_updates, alone.eos_ids) == (
-        (),
-        {},
-        frozenset({END_ID}),
-    )
+    assert alone.checkpoint.joins == ()
+    assert alone.layer_updates == {}
+    assert alone.eos_ids == {END_ID}
     loaded = load_gguf(GgufFile(foreign), BaseWithAdapter(foreign, tiny_checkpoint.adapter))
     merged = load_model(tiny_checkpoint.source)
     assert (loaded.checkpoint, loaded.warning) == (merged.checkpoint, None)
@@ -196,10 +201,10 @@ def test_an_adapter_of_another_base_or_beside_another_is_refused(
     other = make_adapter(make_base(tmp_path / "base", seed=1), tmp_path / "other")
     with pytest.raises(PastaError, match=r"was trained on tests/tiny-llama \(norms_sha256"):
         load_gguf(GgufFile(foreign), BaseWithAdapter(foreign, other))
-    whole = tmp_path / "whole.gguf"
-    write_gguf(loaded, whole)
-    with pytest.raises(PastaError, match=r"whole\.gguf holds an adapter already"):
-        load_gguf(GgufFile(whole), BaseWithAdapter(whole, tiny_checkpoint.adapter))
+    merged = tmp_path / "merged.gguf"
+    write_gguf(loaded, merged)
+    with pytest.raises(PastaError, match=r"merged\.gguf holds an adapter already"):
+        load_gguf(GgufFile(merged), BaseWithAdapter(merged, tiny_checkpoint.adapter))
 
 
 def test_the_templates_end_counts_beside_the_one_that_the_file_names(
@@ -208,8 +213,9 @@ def test_the_templates_end_counts_beside_the_one_that_the_file_names(
     base = load_model(BaseAlone(tiny_checkpoint.base))
     path = tmp_path / "x.gguf"
     write_gguf(LoadedModel(base.model, base.tokenizer, base.checkpoint, frozenset({256})), path)
-    found = load_gguf(GgufFile(path), WholeModel(path))
-    assert found.eos_ids == eos_ids([256], found.tokenizer) == {256, found.end} == {256, END_ID}
+    loaded = load_gguf(GgufFile(path), WholeModel(path))
+    assert loaded.eos_ids == eos_ids([256], loaded.tokenizer) == {256, END_ID}
+    assert loaded.end == END_ID
 
 
 PART = struct.pack("<4sIQQQ11sIH", b"GGUF", 3, 0, 1, 11, b"split.count", 2, 2)
@@ -217,17 +223,17 @@ NESTED = struct.pack("<4sIQQQ1sI", b"GGUF", 3, 0, 1, 1, b"x", 9) + struct.pack("
 
 
 def numbered(key: str, number: int, kind: int = 4) -> Callable[[bytes, int], bytes]:
-    """Return what gives a setting another value, and another type."""
+    """Return a damage that gives a setting another value and another type."""
 
     def damage(raw: bytes, _at: int) -> bytes:
-        before, found, behind = raw.partition(key.encode() + struct.pack("<I", 4))
-        return before + found[:-4] + struct.pack("<II", kind, number) + behind[4:]
+        before, key_and_kind, after = raw.partition(key.encode() + struct.pack("<I", 4))
+        return before + key_and_kind[:-4] + struct.pack("<II", kind, number) + after[4:]
 
     return damage
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda *_: b"", "is not a GGUF file that can be read: cannot mmap an empty file"),
         (lambda raw, _: raw[:4] + b"\x09" + raw[5:], "it begins with b'GGUF', version 9"),
@@ -252,14 +258,14 @@ def numbered(key: str, number: int, kind: int = 4) -> Callable[[bytes, int], byt
     ],
 )
 def test_a_file_that_cannot_be_read_says_why(
-    damage: Callable[[bytes, int], bytes], said: str, tmp_path: Path
+    damage: Callable[[bytes, int], bytes], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "x.gguf"
     write_gguf(speaking(tiny_llama()), path)
     raw = path.read_bytes()
     shape = b"blk.0.attn_q.weight" + struct.pack("<IQQ", 2, 32, 32)
     path.write_bytes(damage(raw, raw.index(shape) + len(shape)))
-    with pytest.raises(PastaError, match=re.escape(said)) as caught:
+    with pytest.raises(PastaError, match=re.escape(message)) as caught:
         load_gguf(GgufFile(path), WholeModel(path))
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -268,11 +274,12 @@ def test_a_file_that_cannot_be_read_says_why(
 @each_kind
 def test_numbers_that_are_not_finite_are_found_by_the_scales(kind: GGMLQuantizationType) -> None:
     width, size = GGML_QUANT_SIZES[kind]
-    found = np.random.default_rng(0).integers(0, 256, (2000, 1, size), dtype=np.uint8)
-    weights = [GgufTensor(block, kind, (1, width)) for block in found]
+    blocks = np.random.default_rng(0).integers(0, 256, (2000, 1, size), dtype=np.uint8)
+    weights = [GgufTensor(block, kind, (1, width)) for block in blocks]
     with np.errstate(all="ignore"):
-        assert {one.is_finite() for one in weights} == {True, False}
-        assert all(one.is_finite() == bool(one[:].isfinite().all()) for one in weights)
+        assert {weight.is_finite() for weight in weights} == {True, False}
+        for weight in weights:
+            assert weight.is_finite() == bool(weight[:].isfinite().all())
 
 
 def test_a_number_format_that_cannot_be_read_is_named() -> None:
@@ -306,7 +313,7 @@ def test_llama_scaling_has_its_own_tensor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "file_type", "said"),
+    ("model", "file_type", "message"),
     [
         (GPT2LMHeadModel(GPT2Config(vocab_size=100, n_embd=32, n_layer=1, n_head=4)), "F16",
          "cannot export gpt2 models to GGUF, only llama, q"),
@@ -317,13 +324,15 @@ def test_llama_scaling_has_its_own_tensor(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_has_no_translation_is_refused_and_leaves_nothing(
-    model: Any, file_type: str, said: str, tmp_path: Path
+    model: Any, file_type: str, message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(PastaError, match=said):
+    with pytest.raises(PastaError, match=message):
         export_gguf(
-            replace(speaking(tiny_llama()), model=model), tmp_path / "x.gguf", file_type,
+            replace(speaking(tiny_llama()), model=model),
+            tmp_path / "x.gguf",
+            file_type,
             quantize=lambda *_: pytest.fail("nothing is to be quantised"),
-        )  # fmt: skip
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -349,7 +358,8 @@ def test_a_merged_folder_needs_no_base_and_may_be_read_by_whom_its_maker_allows(
 def test_the_cache_tells_checkpoints_and_types_apart(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    base, adapter = tiny_checkpoint.base, tiny_checkpoint.adapter
+    base = tiny_checkpoint.base
+    adapter = tiny_checkpoint.adapter
     other = make_adapter(base, tmp_path / "other", seed=1)
     sources = (BaseWithAdapter(base, adapter), BaseWithAdapter(base, other))
     names = {cached_name(source, dtype) for source in sources for dtype in ("F16", "Q4_0")}
@@ -364,7 +374,7 @@ def test_a_folders_settings_tell_whether_there_is_a_translation(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     base = shutil.copytree(tiny_checkpoint.base, tmp_path / "base")
-    for file, change, known in (
+    for file, change, expected in (
         ("config.json", {}, True),
         ("config.json", {"model_type": "gemma3_text"}, False),
         ("config.json", {"hidden_act": "gelu"}, False),
@@ -375,7 +385,7 @@ def test_a_folders_settings_tell_whether_there_is_a_translation(
     ):
         before = (base / file).read_text()
         (base / file).write_text(json.dumps(json.loads(before) | change))
-        assert has_translation(base) is known, change
+        assert has_translation(base) is expected, change
         (base / file).write_text(before)
     (base / "tokenizer.json").unlink()
     assert not has_translation(base)

