@@ -1,8 +1,10 @@
 """The default adapter, the choice of an engine, and settings that are refused."""
 
 import json
+import math
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.api.defaults import default_adapter
 from pasta_decoding.api.opening import choose_engine, find_files, open_decoder
+from pasta_decoding.engines import native
 from pasta_decoding.engines.llama import load_library
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
@@ -161,6 +164,33 @@ def test_too_little_memory_is_reported_before_loading(
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
     with pytest.raises(PastaError, match=r"^the weights in .+ take 0\.0 GB, and 0\.0 GB of memory"):
         open_decoder(config_of(tiny_checkpoint), tmp_path)
+
+
+def test_a_gguf_file_is_held_as_its_engine_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`fast` holds formats that it does not pack in float32: `auto` prefers llama.cpp then."""
+    file = tmp_path / "tiny.gguf"
+    write_gguf(speaking(TINY_MODELS["llama"]()), file, float_type="F16")
+    config = EngineConfig(model=file, adapter="none", device="cpu")
+    files = find_files(config, tmp_path)
+    tensors = files.gguf.tensors.values()
+    matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
+    if "output.weight" in files.gguf.tensors:  # then embeddings are read row by row
+        matrices.remove(files.gguf.tensors["token_embd.weight"])
+    weights = sum(math.prod(matrix.shape) for matrix in matrices)
+    monkeypatch.setattr(native, "find_compiler", lambda: "c++")
+    monkeypatch.setattr(native, "load_operators", lambda _: "built")
+    monkeypatch.setattr("pasta_decoding.engines.llama.load_library", lambda: None)
+    assert native.held_bytes(files.gguf) == 2 * weights
+    assert choose_engine(files) == "fast"
+    monkeypatch.setattr(native, "_FLOATS", frozenset())  # as if F16 were not packed
+    assert native.held_bytes(files.gguf) == 4 * weights
+    assert choose_engine(files) == "llama"
+    free = SimpleNamespace(available=file.stat().st_size + weights)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: free)
+    with pytest.raises(PastaError, match=r"^the weights in .+ take 0\.0 GB, and"):
+        open_decoder(replace(config, engine="fast"), tmp_path)
 
 
 # Settings

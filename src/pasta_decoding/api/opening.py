@@ -4,9 +4,11 @@ A new engine is a file in `engines/`, an entry of `ENGINES`, and a place in `cho
 """
 
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,7 +38,7 @@ TORCH_DTYPES = ("auto", "float32", "bfloat16")
 """Number formats that the engines torch and fast compute in."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelFiles:
     """The files that an engine opens, and how.
 
@@ -50,6 +52,11 @@ class ModelFiles:
     @property
     def is_gguf(self) -> bool:
         return self.source.weights.suffix == ".gguf"
+
+    @cached_property
+    def gguf(self) -> GgufFile:
+        """The opened file, if `is_gguf`. Raises PastaError if it is broken."""
+        return GgufFile(self.source.weights)
 
     @property
     def operators(self) -> Path:
@@ -109,7 +116,7 @@ def open_decoder(config: EngineConfig, cache: Path) -> Decoder:
     name = choose_engine(files)
     _refuse_ignored(config, name)
     if name != "remote":
-        _check_memory(files.source.weights)
+        _check_memory(files, name)
     if config.threads is not None and name in ("fast", "torch"):
         import torch
 
@@ -140,16 +147,34 @@ def _refuse_ignored(config: EngineConfig, engine: str) -> None:
             raise PastaError(f"the engine {engine} takes no {setting.name}", field=setting.name)
 
 
-def _check_memory(weights: Path) -> None:
-    """Raise PastaError if the weights are larger than the free memory."""
-    files = [weights] if weights.is_file() else [*weights.glob("model*.safetensors")]
-    needed_bytes = sum(file.stat().st_size for file in files)
+def _check_memory(files: ModelFiles, engine: str) -> None:
+    """Raise PastaError if the engine would hold weights larger than the free memory."""
+    weights = files.source.weights
+    needed_bytes = _held_bytes(files, engine)
     available_bytes = free_bytes()
     if needed_bytes > available_bytes:
         raise PastaError(
             f"the weights in {weights} take {needed_bytes / 1e9:.1f} GB, and "
             f"{available_bytes / 1e9:.1f} GB of memory are free: take a smaller model"
         )
+
+
+def _held_bytes(files: ModelFiles, engine: str) -> int:
+    """Return how much memory the weights take on an engine; those of a folder, as in their files.
+
+    Without a C++ compiler, `fast` holds float32 as well.
+    """
+    from pasta_decoding.engines import native
+
+    weights = files.source.weights
+    if not files.is_gguf:
+        return sum(file.stat().st_size for file in weights.glob("model*.safetensors"))
+    if engine == "llama":
+        return weights.stat().st_size
+    if engine == "fast" and native.find_compiler() is not None:
+        return native.held_bytes(files.gguf)
+    number_bytes = 2 if engine == "torch" and _torch_dtype(files) == "bfloat16" else 4
+    return number_bytes * sum(math.prod(tensor.shape) for tensor in files.gguf.tensors.values())
 
 
 def open_local(config: EngineConfig, cache: Path) -> LocalDecoder:
@@ -168,10 +193,15 @@ def choose_engine(files: ModelFiles) -> str:
     name = check_name("engine", files.config.engine, ["auto", *ENGINES])
     if name != "auto":
         return name
-    # On processors without AVX-512, llama.cpp takes less time for the weights of a folder.
-    order = ["remote", "llama", "fast", "torch"]
-    if files.is_gguf:
-        order = ["remote", "fast", "llama", "torch"]
+    if files.config.is_remote:
+        return "remote"
+    from pasta_decoding.engines.native import is_mostly_packed
+
+    # On processors without AVX-512, llama.cpp takes less time for the weights of a folder. It also
+    # takes less memory for those of a file that `fast` would hold in float32.
+    order = ["llama", "fast", "torch"]
+    if files.is_gguf and is_mostly_packed(files.gguf):
+        order = ["fast", "llama", "torch"]
     return next(name for name in order if ENGINES[name].suits(files))
 
 
@@ -221,9 +251,8 @@ def _open_fast(files: ModelFiles) -> LocalDecoder:
 
     dtype = _checked_dtype(files, "fast")
     if files.is_gguf:
-        file = GgufFile(files.source.weights)
-        loaded = load_gguf(file, files.source)
-        weights = ModelWeights(loaded.model, loaded.layer_updates, file)
+        loaded = load_gguf(files.gguf, files.source)
+        weights = ModelWeights(loaded.model, loaded.layer_updates, files.gguf)
     else:
         loaded = load_model(files.source, dtype=dtype)
         weights = ModelWeights(loaded.model)

@@ -11,23 +11,35 @@
 
 #include "matrix.h"
 
-constexpr int64_t kScaleBlocks = 8;  // blocks of inputs that share a scale
+struct Linear;
+
+// Inputs rounded to integers of eight bits: int8 * scale, nearly. Those of `scale_blocks` blocks, a
+// group, share a scale: what a record of the weights has, as llama.cpp groups them.
+struct RoundedInputs {
+  int64_t scale_blocks;
+  std::vector<int8_t> int8s{};
+  std::vector<float> scales{};      // a group
+  std::vector<float> block_sums{};  // of the rounded inputs of each block
+  // For each half of a block (quads 0-3, or 4-7) two sums of its `int8s`, each of 16 bits: in the
+  // low half of the number that of each quad's first two, in the high half that of the others.
+  std::vector<int32_t> pair_sums{};
+
+  void resize(int64_t blocks);
+  // Round the inputs of whole blocks.
+  void fill(const std::vector<float>& inputs);
+};
 
 // A row of inputs in the forms that weights are multiplied by; zeros fill its last block.
 struct InputRow {
   std::vector<float> floats;
   std::vector<uint16_t> bfloat16s;
-  std::vector<int8_t> int8s;        // the inputs as they are: int8 * scale, nearly
-  std::vector<float> scales;        // of `int8s`, one for kScaleBlocks blocks
-  std::vector<float> block_sums;    // of the inputs of each block, as `int8s` have them
-  // For each half of a block (quads 0-3, or 4-7) two sums of its `int8s`, each of 16 bits: in the
-  // low half of the number that of each quad's first two, in the high half that of the others.
-  std::vector<int32_t> pair_sums;
+  RoundedInputs by_block{1};   // for formats whose records have one block
+  RoundedInputs by_record{8};  // for K formats
 
   int64_t blocks() const { return static_cast<int64_t>(floats.size()) / kBlock; }
-  // Take memory for `width` inputs, so that `fill` with no more does not throw.
-  void reserve(int64_t width);
-  void fill(const float* from, int64_t width);
+  // Take memory for the inputs of these layers, so that `fill` does not throw.
+  void reserve(const Linear& linear);
+  void fill(const float* from, const Linear& linear);
 };
 
 // Linear layers of the same inputs as one, their outputs beside each other.
@@ -46,6 +58,7 @@ struct Linear {
   std::vector<Part> parts{};
   int64_t inputs = 0, outputs = 0;
   int64_t ranks = 0;  // those of all parts
+  bool rounds_by_block = false, rounds_by_record = false;  // the roundings that its parts take
 };
 
 // What one thread attends with: floats of keys, values, queries and sums.

@@ -22,7 +22,8 @@ constexpr int64_t kBlock = 32;
 // Numbers of formats in files: enum ggml_type of
 // https://github.com/ggml-org/ggml/blob/master/include/ggml.h
 enum GgmlType : int64_t {
-  kF32 = 0, kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14, kBF16 = 30
+  kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ5_1 = 7, kQ8_0 = 8, kQ4_K = 12,
+  kQ5_K = 13, kQ6_K = 14, kBF16 = 30
 };
 
 // --- records of a file: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h -----------
@@ -31,7 +32,7 @@ enum GgmlType : int64_t {
 //   blocks         of 32 inputs in a record
 //   bits           of a packed level; 5 are packed as 6
 //   offset         subtracted from levels
-//   has_factors    whether groups of inputs have factors of their own
+//   factors        in a record, one for each of as many groups of inputs; 0: none
 //   has_minimums   whether a minimum is added
 //   quad(input)    the levels of four inputs from `input` on, a byte each; `input` is a multiple of
 //                  four, counted within the record
@@ -54,7 +55,8 @@ struct __attribute__((packed)) Q4_0 {
   static constexpr GgmlType type = kQ4_0;
   static constexpr int64_t blocks = 1;
   static constexpr int bits = 4, offset = 8;
-  static constexpr bool has_factors = false, has_minimums = false;
+  static constexpr int64_t factors = 0;
+  static constexpr bool has_minimums = false;
 
   uint32_t quad(int64_t input) const { return quad_of_nibbles<16>(nibbles, input); }
 };
@@ -69,12 +71,20 @@ struct __attribute__((packed)) Q4_1 {
   static constexpr GgmlType type = kQ4_1;
   static constexpr int64_t blocks = 1;
   static constexpr int bits = 4, offset = 0;
-  static constexpr bool has_factors = false, has_minimums = true;
+  static constexpr int64_t factors = 0;
+  static constexpr bool has_minimums = true;
 
   uint32_t quad(int64_t input) const { return quad_of_nibbles<16>(nibbles, input); }
   uint16_t added_minimum() const { return minimum; }
 };
 static_assert(sizeof(Q4_1) == 20, "as in files");
+
+// Bits 4 of the levels of a quad, where a block has a bit for each input.
+inline uint32_t quad_of_fifth_bits(const uint8_t* bits, int64_t input) {
+  const uint32_t four_bits = bits[input / 8] >> input % 8 & 15;
+  const uint32_t a_bit_a_byte = four_bits * 0x00204081 & 0x01010101;
+  return a_bit_a_byte << 4;
+}
 
 // byte  0       2                             6                                          22
 //       | scale | bit 4 of inputs 0-31, a bit | low half: inputs 0-15; high half: 16-31  |
@@ -86,15 +96,34 @@ struct __attribute__((packed)) Q5_0 {
   static constexpr GgmlType type = kQ5_0;
   static constexpr int64_t blocks = 1;
   static constexpr int bits = 6, offset = 16;
-  static constexpr bool has_factors = false, has_minimums = false;
+  static constexpr int64_t factors = 0;
+  static constexpr bool has_minimums = false;
 
   uint32_t quad(int64_t input) const {
-    const uint32_t four_bits = fifth_bits[input / 8] >> input % 8 & 15;
-    const uint32_t a_bit_a_byte = four_bits * 0x00204081 & 0x01010101;
-    return quad_of_nibbles<16>(nibbles, input) | a_bit_a_byte << 4;
+    return quad_of_nibbles<16>(nibbles, input) | quad_of_fifth_bits(fifth_bits, input);
   }
 };
 static_assert(sizeof(Q5_0) == 22, "as in files");
+
+// byte  0       2         4                             8                24
+//       | scale | minimum | bit 4 of inputs 0-31, a bit | nibbles: Q5_0's |
+struct __attribute__((packed)) Q5_1 {
+  uint16_t scale, minimum;
+  uint8_t fifth_bits[4];
+  uint8_t nibbles[16];
+
+  static constexpr GgmlType type = kQ5_1;
+  static constexpr int64_t blocks = 1;
+  static constexpr int bits = 6, offset = 0;
+  static constexpr int64_t factors = 0;
+  static constexpr bool has_minimums = true;
+
+  uint32_t quad(int64_t input) const {
+    return quad_of_nibbles<16>(nibbles, input) | quad_of_fifth_bits(fifth_bits, input);
+  }
+  uint16_t added_minimum() const { return minimum; }
+};
+static_assert(sizeof(Q5_1) == 24, "as in files");
 
 // byte  0       2                     34
 //       | scale | int8 of inputs 0-31 |
@@ -105,7 +134,8 @@ struct __attribute__((packed)) Q8_0 {
   static constexpr GgmlType type = kQ8_0;
   static constexpr int64_t blocks = 1;
   static constexpr int bits = 8, offset = 128;
-  static constexpr bool has_factors = false, has_minimums = false;
+  static constexpr int64_t factors = 0;
+  static constexpr bool has_minimums = false;
 
   uint32_t quad(int64_t input) const {  // a level is 128 more than the number
     return load<uint32_t>(int8s + input) ^ 0x80808080;
@@ -113,26 +143,14 @@ struct __attribute__((packed)) Q8_0 {
 };
 static_assert(sizeof(Q8_0) == 34, "as in files");
 
-// byte  0       2         4          16                                     144
-//       | scale | minimum | factors  | four times 32 bytes for 64 inputs:   |
-//                                    | low half: the first 32; high half:   |
-//                                    | the other 32                         |
+// Factors and minimum factors of eight blocks, of six bits each. Byte b of a row, b = 0 to 3:
 //
-// factors: of blocks 0-3, then their minimum factors, then those of blocks 4-7, b = 0 to 3:
-//   byte 4 + b    bits 0-5: factor b;             6-7: bits 4-5 of factor 4 + b
-//   byte 8 + b    bits 0-5: minimum factor b;     6-7: bits 4-5 of minimum factor 4 + b
-//   byte 12 + b   bits 0-3: of factor 4 + b;      4-7: bits 0-3 of minimum factor 4 + b
-struct __attribute__((packed)) Q4_K {
-  uint16_t scale, minimum;
+//   factors           bits 0-5: factor b;             6-7: bits 4-5 of factor 4 + b
+//   minimum_factors   bits 0-5: minimum factor b;     6-7: bits 4-5 of minimum factor 4 + b
+//   low_bits          bits 0-3: of factor 4 + b;      4-7: bits 0-3 of minimum factor 4 + b
+struct BlockFactors {
   uint8_t factors[4], minimum_factors[4], low_bits[4];
-  uint8_t nibbles[128];
 
-  static constexpr GgmlType type = kQ4_K;
-  static constexpr int64_t blocks = 8;
-  static constexpr int bits = 4, offset = 0;
-  static constexpr bool has_factors = true, has_minimums = true;
-
-  uint32_t quad(int64_t input) const { return quad_of_nibbles<32>(nibbles, input); }
   uint8_t factor(int64_t block) const {
     if (block < 4) return factors[block] & 63;
     return (low_bits[block - 4] & 15) | factors[block - 4] >> 6 << 4;
@@ -141,9 +159,55 @@ struct __attribute__((packed)) Q4_K {
     if (block < 4) return minimum_factors[block] & 63;
     return low_bits[block - 4] >> 4 | minimum_factors[block - 4] >> 6 << 4;
   }
+};
+
+// byte  0       2         4          16                                     144
+//       | scale | minimum | factors  | four times 32 bytes for 64 inputs:   |
+//                                    | low half: the first 32; high half:   |
+//                                    | the other 32                         |
+struct __attribute__((packed)) Q4_K {
+  uint16_t scale, minimum;
+  BlockFactors block_factors;
+  uint8_t nibbles[128];
+
+  static constexpr GgmlType type = kQ4_K;
+  static constexpr int64_t blocks = 8;
+  static constexpr int bits = 4, offset = 0;
+  static constexpr int64_t factors = 8;
+  static constexpr bool has_minimums = true;
+
+  uint32_t quad(int64_t input) const { return quad_of_nibbles<32>(nibbles, input); }
+  uint8_t factor(int64_t block) const { return block_factors.factor(block); }
+  uint8_t minimum_factor(int64_t block) const { return block_factors.minimum_factor(block); }
   uint16_t added_minimum() const { return minimum ^ 0x8000; }  // the file's is subtracted
 };
 static_assert(sizeof(Q4_K) == 144, "as in files");
+
+// byte  0       2         4          16                         48                  176
+//       | scale | minimum | factors  | bit b of byte i: bit 4   | nibbles as in     |
+//                                    | of input i of block b    | Q4_K              |
+struct __attribute__((packed)) Q5_K {
+  uint16_t scale, minimum;
+  BlockFactors block_factors;
+  uint8_t fifth_bits[32];
+  uint8_t nibbles[128];
+
+  static constexpr GgmlType type = kQ5_K;
+  static constexpr int64_t blocks = 8;
+  static constexpr int bits = 6, offset = 0;
+  static constexpr int64_t factors = 8;
+  static constexpr bool has_minimums = true;
+
+  uint32_t quad(int64_t input) const {
+    const auto four_bytes = load<uint32_t>(fifth_bits + input % kBlock);
+    const uint32_t a_bit_a_byte = four_bytes >> input / kBlock & 0x01010101;
+    return quad_of_nibbles<32>(nibbles, input) | a_bit_a_byte << 4;
+  }
+  uint8_t factor(int64_t block) const { return block_factors.factor(block); }
+  uint8_t minimum_factor(int64_t block) const { return block_factors.minimum_factor(block); }
+  uint16_t added_minimum() const { return minimum ^ 0x8000; }  // the file's is subtracted
+};
+static_assert(sizeof(Q5_K) == 176, "as in files");
 
 // byte  0                           128                       192                    208     210
 //       | twice 64 bytes for 128    | twice 32 bytes for 128  | factors: int8 of     | scale |
@@ -154,20 +218,21 @@ static_assert(sizeof(Q4_K) == 144, "as in files");
 struct __attribute__((packed)) Q6_K {
   uint8_t nibbles[128];
   uint8_t high_bits[64];
-  uint8_t factors[16];
+  uint8_t group_factors[16];
   uint16_t scale;
 
   static constexpr GgmlType type = kQ6_K;
   static constexpr int64_t blocks = 8;
   static constexpr int bits = 6, offset = 32;
-  static constexpr bool has_factors = true, has_minimums = false;
+  static constexpr int64_t factors = 16;
+  static constexpr bool has_minimums = false;
 
   uint32_t quad(int64_t input) const {
     const auto four_bytes = load<uint32_t>(high_bits + input / 128 * 32 + input % 32);
     const uint32_t two_bits_a_byte = four_bytes >> input % 128 / 32 * 2 & 0x03030303;
     return quad_of_nibbles<64>(nibbles, input) | two_bits_a_byte << 4;
   }
-  uint8_t factor(int64_t group) const { return factors[group]; }
+  uint8_t factor(int64_t group) const { return group_factors[group]; }
 };
 static_assert(sizeof(Q6_K) == 210, "as in files");
 
@@ -190,7 +255,8 @@ static_assert(sizeof(Q6_K) == 210, "as in files");
 //          4 to 7           the same, of bits 4-7: the high digits
 //
 // A group is a block (4 bits), 16 inputs (6 bits), or one of a block's digits (8 bits), where the
-// factor is 1 for the low digits and 16 for the high ones.
+// factor is 1 for the low digits and 16 for the high ones. Both groups of a block may have one
+// factor, as in Q5_K.
 template <typename FileRecord>
 struct Quantized {
   using File = FileRecord;
@@ -198,16 +264,16 @@ struct Quantized {
   static constexpr GgmlType type = File::type;
   static constexpr int64_t blocks = File::blocks;
   static constexpr int bits = File::bits;
-  static constexpr bool has_factors = File::has_factors, has_minimums = File::has_minimums;
+  static constexpr bool has_factors = File::factors > 0, has_minimums = File::has_minimums;
 
   static constexpr int64_t word_row_bytes = 4 * kPanel;
   static constexpr int groups = bits == 4 ? 1 : 2;  // of a block
   static constexpr int quads = bits == 6 ? 4 : 8;   // of a group
-  static constexpr int64_t factor_rows = has_minimums ? 2 : 1;  // of a group
+  static constexpr int64_t factor_rows = has_minimums ? 2 : 1;  // for a factor
+  static constexpr int64_t block_factors = File::factors / blocks;
   static constexpr int64_t block_bytes = bits * word_row_bytes;
   static constexpr int64_t factors_at = blocks * block_bytes;
-  static constexpr int64_t scales_at =
-      factors_at + (has_factors ? blocks * groups * factor_rows * kPanel : 0);
+  static constexpr int64_t scales_at = factors_at + File::factors * factor_rows * kPanel;
   static constexpr int64_t minimums_at = scales_at + 2 * kPanel;
   static constexpr int64_t bytes = minimums_at + (has_minimums ? 2 * kPanel : 0);
 
@@ -231,19 +297,19 @@ struct Quantized {
   // What the levels of a group are multiplied by.
   static Ints factors(const uint8_t* record, int64_t block, int group) {
     if constexpr (has_factors) {
-      const int64_t row = (block * groups + group) * factor_rows;
+      const int64_t row = (block * block_factors + group * block_factors / groups) * factor_rows;
       return from_int8s(record + factors_at + row * kPanel);
     }
     return (bits == 8 && group ? 16 : 1) - Ints{};
   }
   static Ints minimum_factors(const uint8_t* record, int64_t block) {
     if constexpr (has_factors)
-      return from_int8s(record + factors_at + (block * factor_rows + 1) * kPanel);
+      return from_int8s(record + factors_at + (block * block_factors * factor_rows + 1) * kPanel);
     return 1 - Ints{};
   }
 };
 
-// Weights of 32 bits: a row of floats for each input, which are multiplied as they are.
+// Weights in float32: a row of floats for each input, which are multiplied as they are.
 struct Float32 {
   static constexpr bool is_quantized = false;
   static constexpr bool rounds_inputs = false;
@@ -257,7 +323,21 @@ struct Float32 {
   static void add(Vec& sum, const uint8_t* row, Input input) { sum += load(row) * input; }
 };
 
-// Weights of 16 bits: a row of pairs for each two inputs. They are rounded to bfloat16 where the
+// Weights in float16: a row of them for each input, which are multiplied as they are.
+struct Float16 {
+  static constexpr bool is_quantized = false;
+  static constexpr bool rounds_inputs = false;
+  static constexpr GgmlType type = kF16;
+  using Number = uint16_t;
+  using Input = float;
+  static constexpr int64_t blocks = 1;
+  static constexpr int64_t row_bytes = 2 * kPanel;
+  static constexpr int64_t rows = kBlock, bytes = rows * row_bytes;
+
+  static void add(Vec& sum, const uint8_t* row, Input input) { sum += from_float16s(row) * input; }
+};
+
+// Weights in bfloat16: a row of pairs for each two inputs. They are rounded to bfloat16 where the
 // processor multiplies such numbers, else they are as they are.
 struct BFloat16 {
   static constexpr bool is_quantized = false;
@@ -292,12 +372,15 @@ template <typename Work>
 void with_format(int64_t type, const Work& work) {
   switch (type) {
     case kF32: return work(Float32{});
+    case kF16: return work(Float16{});
     case kBF16: return work(BFloat16{});
     case kQ4_0: return work(Quantized<Q4_0>{});
     case kQ4_1: return work(Quantized<Q4_1>{});
     case kQ5_0: return work(Quantized<Q5_0>{});
+    case kQ5_1: return work(Quantized<Q5_1>{});
     case kQ8_0: return work(Quantized<Q8_0>{});
     case kQ4_K: return work(Quantized<Q4_K>{});
+    case kQ5_K: return work(Quantized<Q5_K>{});
     case kQ6_K: return work(Quantized<Q6_K>{});
   }
 }

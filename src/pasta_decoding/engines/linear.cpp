@@ -3,9 +3,9 @@
 //
 // An output is the sum over the inputs in their order, whatever else is computed with it: a row's
 // result does not depend, to the bit, on the other rows. Weights that are whole numbers are
-// multiplied by whole numbers: 256 inputs are rounded to eight bits under a scale that they share,
-// as llama.cpp does. For weights of 16 bits, with AVX-512 BF16, inputs are rounded to bfloat16; for
-// those of 32 bits not.
+// multiplied by whole numbers: inputs are rounded to eight bits under a scale that 256 of them share
+// for K formats, and 32 for the others, as in llama.cpp. For weights in bfloat16, with AVX-512 BF16,
+// inputs are rounded to bfloat16; for those in float32 not.
 
 #include <new>
 
@@ -28,10 +28,12 @@ inline void prefetch(const uint8_t* weights, int64_t bytes) {
 // Add a panel of quantized weights times a tile of inputs to sums[rows].
 template <int rows, typename Format>
 void add_panel(Format, const uint8_t* record, const InputRow* inputs, Vec* sums) {
+  const RoundedInputs* rounded[rows];
   const int32_t *quads[rows], *pair_sums[rows];
   for (int row = 0; row < rows; ++row) {
-    quads[row] = reinterpret_cast<const int32_t*>(inputs[row].int8s.data());
-    pair_sums[row] = inputs[row].pair_sums.data();
+    rounded[row] = Format::blocks == 1 ? &inputs[row].by_block : &inputs[row].by_record;
+    quads[row] = reinterpret_cast<const int32_t*>(rounded[row]->int8s.data());
+    pair_sums[row] = rounded[row]->pair_sums.data();
   }
   const int64_t blocks = inputs->blocks();
   for (int64_t first = 0; first < blocks; first += Format::blocks, record += Format::bytes) {
@@ -64,12 +66,12 @@ void add_panel(Format, const uint8_t* record, const InputRow* inputs, Vec* sums)
         const Ints factors = Format::minimum_factors(record, block - first);
         const Vec factor = __builtin_convertvector(factors, Vec);
         for (int row = 0; row < rows; ++row)
-          minimums[row] += factor * inputs[row].block_sums[block];
+          minimums[row] += factor * rounded[row]->block_sums[block];
       }
     }
     const Vec weight_scale = from_float16s(record + Format::scales_at);
     for (int row = 0; row < rows; ++row) {
-      const Vec scale = weight_scale * inputs[row].scales[first / kScaleBlocks];
+      const Vec scale = weight_scale * rounded[row]->scales[first / Format::blocks];
       sums[row] += __builtin_convertvector(products[row], Vec) * scale;
     }
     if constexpr (Format::has_minimums) {
@@ -172,7 +174,6 @@ void run(const Product& product, int threads) {
 }
 
 int64_t blocks_of(int64_t width) { return (width + kBlock - 1) / kBlock; }
-int64_t scales_of(int64_t blocks) { return (blocks + kScaleBlocks - 1) / kScaleBlocks; }
 
 // The largest magnitude of some numbers.
 float largest_of(const float* numbers, int64_t count) {
@@ -191,35 +192,23 @@ int32_t pair_sums_of(const int8_t* numbers) {
 
 }  // namespace
 
-void InputRow::reserve(int64_t width) {
-  const int64_t blocks = blocks_of(width);
-  floats.reserve(blocks * kBlock);
-  bfloat16s.reserve(blocks * kBlock);
-  int8s.reserve(blocks * kBlock);
-  scales.reserve(scales_of(blocks));
-  block_sums.reserve(blocks);
-  pair_sums.reserve(blocks * 2);
+void RoundedInputs::resize(int64_t blocks) {
+  int8s.resize(blocks * kBlock);
+  scales.resize((blocks + scale_blocks - 1) / scale_blocks);
+  block_sums.resize(blocks);
+  pair_sums.resize(blocks * 2);
 }
 
-void InputRow::fill(const float* from, int64_t width) {
-  const int64_t blocks = blocks_of(width);
-  floats.assign(blocks * kBlock, 0.f);
-  std::copy_n(from, width, floats.data());
-#if defined(__AVX512BF16__)
-  bfloat16s.resize(blocks * kBlock);
-  convert(floats.data(), bfloat16s.data(), blocks * kBlock);
-#endif
-  int8s.resize(blocks * kBlock);
-  pair_sums.resize(blocks * 2);
-  block_sums.resize(blocks);
-  scales.resize(scales_of(blocks));
-  for (int64_t first = 0; first < blocks; first += kScaleBlocks) {
-    const int64_t end = std::min(first + kScaleBlocks, blocks);
-    const float largest = largest_of(&floats[first * kBlock], (end - first) * kBlock);
+void RoundedInputs::fill(const std::vector<float>& inputs) {
+  const int64_t blocks = static_cast<int64_t>(inputs.size()) / kBlock;
+  resize(blocks);
+  for (int64_t first = 0; first < blocks; first += scale_blocks) {
+    const int64_t end = std::min(first + scale_blocks, blocks);
+    const float largest = largest_of(&inputs[first * kBlock], (end - first) * kBlock);
     const float scale = largest / 127, inverse = largest > 1e-30f ? 127 / largest : 0;
-    scales[first / kScaleBlocks] = scale;
+    scales[first / scale_blocks] = scale;
     for (int64_t block = first; block < end; ++block) {
-      const float* numbers = &floats[block * kBlock];
+      const float* numbers = &inputs[block * kBlock];
       int8_t* rounded = &int8s[block * kBlock];
       float sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -235,14 +224,34 @@ void InputRow::fill(const float* from, int64_t width) {
   }
 }
 
+void InputRow::reserve(const Linear& linear) {
+  const int64_t blocks = blocks_of(linear.inputs);
+  floats.reserve(blocks * kBlock);
+  bfloat16s.reserve(blocks * kBlock);
+  if (linear.rounds_by_block) by_block.resize(blocks);
+  if (linear.rounds_by_record) by_record.resize(blocks);
+}
+
+void InputRow::fill(const float* from, const Linear& linear) {
+  const int64_t blocks = blocks_of(linear.inputs);
+  floats.assign(blocks * kBlock, 0.f);
+  std::copy_n(from, linear.inputs, floats.data());
+#if defined(__AVX512BF16__)
+  bfloat16s.resize(blocks * kBlock);
+  convert(floats.data(), bfloat16s.data(), blocks * kBlock);
+#endif
+  if (linear.rounds_by_block) by_block.fill(floats);
+  if (linear.rounds_by_record) by_record.fill(floats);
+}
+
 void multiply(
     const Linear& linear, const float* input, int64_t stride, int64_t tokens, float* out,
     Scratch& scratch, int threads) {
   scratch.rows.resize(std::max<size_t>(scratch.rows.size(), tokens));
   InputRow* rows = scratch.rows.data();
-  for (int64_t token = 0; token < tokens; ++token) rows[token].reserve(linear.inputs);
+  for (int64_t token = 0; token < tokens; ++token) rows[token].reserve(linear);
   run_tasks(tokens, threads, [&](int64_t token) {
-    rows[token].fill(input + token * stride, linear.inputs);
+    rows[token].fill(input + token * stride, linear);
   });
   scratch.low_rank.resize(tokens * linear.ranks);
   float* low_rank = scratch.low_rank.data();
@@ -275,6 +284,11 @@ extern "C" int pasta_add_part(
       for (int64_t column = 0; column < rank; ++column)
         part.up[panel * rank + column][output % kPanel] = up[output * rank + column];
     }
+    with_format(weights->type, [&](auto format) {
+      if (!format.is_quantized) return;
+      linear->rounds_by_block |= format.blocks == 1;
+      linear->rounds_by_record |= format.blocks != 1;
+    });
     linear->parts.push_back(std::move(part));
     linear->inputs = weights->inputs;
     linear->outputs += outputs;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
+import math
 import os
 import shutil
 import subprocess
@@ -23,7 +24,7 @@ from pasta_decoding.engines.layers import AttentionMetadata, Segment
 from pasta_decoding.engines.weights import Linear, ModelWeights, stored
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import scratch, writable, written_whole
-from pasta_decoding.gguf_file import GgufTensor
+from pasta_decoding.gguf_file import GgufFile, GgufTensor
 
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
 HERE = Path(__file__).parent
@@ -32,12 +33,15 @@ PACKED = frozenset(
         GgmlType.Q4_0,
         GgmlType.Q4_1,
         GgmlType.Q5_0,
+        GgmlType.Q5_1,
         GgmlType.Q8_0,
         GgmlType.Q4_K,
+        GgmlType.Q5_K,
         GgmlType.Q6_K,
     }
 )
 """Formats whose weights stay in their blocks, and give the file's values exactly."""
+_FLOATS = frozenset({GgmlType.F32, GgmlType.F16, GgmlType.BF16})
 
 _log = logging.getLogger(__name__)
 
@@ -51,12 +55,12 @@ _NUMBER = ctypes.c_int64
 
 
 class FileMatrix(ctypes.Structure):
-    """A matrix as a file has it: see matrix.h. Formats other than `PACKED` become float32."""
+    """A matrix as a file has it: see matrix.h. Formats that are not held become float32."""
 
     _fields_ = _fields((_POINTER, "rows"), (_NUMBER, "type row_bytes outputs inputs"))
 
     def __init__(self, weight: GgufTensor) -> None:
-        if weight.kind not in PACKED | {GgmlType.F32, GgmlType.BF16}:
+        if weight.kind not in PACKED | _FLOATS:
             weight = stored(weight[:])
         rows_ON = np.ascontiguousarray(weight.rows())
         self._rows_ON = rows_ON  # the struct points to it
@@ -206,6 +210,39 @@ class NativeLayers:
 
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def held_bytes(file: GgufFile) -> int:
+    """Return how much memory the weights of a file take once they are packed."""
+    return sum(map(_packed_bytes, _matrices(file)))
+
+
+def is_mostly_packed(file: GgufFile) -> bool:
+    """Do most weights take no more memory than in the file, or little more?"""
+    weights = sum(math.prod(matrix.shape) for matrix in _matrices(file))
+    packed_weights = sum(
+        math.prod(matrix.shape) for matrix in _matrices(file) if matrix.kind in PACKED | _FLOATS
+    )
+    return 2 * packed_weights >= weights
+
+
+def _matrices(file: GgufFile) -> list[GgufTensor]:
+    """Return what is packed: all matrices, except embeddings that are not the head as well."""
+    unpacked = "token_embd.weight" if "output.weight" in file.tensors else None
+    return [
+        tensor
+        for name, tensor in file.tensors.items()
+        if len(tensor.shape) > 1 and name != unpacked
+    ]
+
+
+def _packed_bytes(matrix: GgufTensor) -> int:
+    weights = math.prod(matrix.shape)
+    if matrix.kind not in PACKED | _FLOATS:
+        return 4 * weights
+    if matrix.kind in (GgmlType.Q5_0, GgmlType.Q5_1, GgmlType.Q5_K):
+        return matrix.bytes_ON.nbytes + weights // 8  # five bits are packed as six
+    return matrix.bytes_ON.nbytes
 
 
 def find_compiler() -> str | None:

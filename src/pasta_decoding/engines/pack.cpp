@@ -23,10 +23,10 @@ void put_quantized(const uint8_t* from, int64_t output, uint8_t* to) {
   }
   uint8_t* factors = to + Format::factors_at + output;
   if constexpr (Format::has_factors)
-    for (int64_t group = 0; group < Format::blocks * Format::groups; ++group) {
-      uint8_t* row = factors + group * Format::factor_rows * kPanel;
-      row[0] = file.factor(group);
-      if constexpr (Format::has_minimums) row[kPanel] = file.minimum_factor(group);
+    for (int64_t number = 0; number < Format::File::factors; ++number) {
+      uint8_t* row = factors + number * Format::factor_rows * kPanel;
+      row[0] = file.factor(number);
+      if constexpr (Format::has_minimums) row[kPanel] = file.minimum_factor(number);
     }
   reinterpret_cast<uint16_t*>(to + Format::scales_at)[output] = file.scale;
   if constexpr (Format::has_minimums)
@@ -34,9 +34,9 @@ void put_quantized(const uint8_t* from, int64_t output, uint8_t* to) {
 }
 
 // Put up to a block of one output's inputs into a packed record of floats.
-template <typename Number>
+template <typename Format, typename Number = typename Format::Number>
 void put_floats(const Number* from, int64_t inputs, int64_t output, Number* to) {
-  constexpr int64_t together = 4 / sizeof(Number);  // inputs in four bytes of a row
+  constexpr int64_t together = kBlock / Format::rows;  // inputs in a row
   for (int64_t input = 0; input < std::min(inputs, kBlock); ++input)
     to[(input / together * kPanel + output) * together + input % together] = from[input];
 }
@@ -77,7 +77,7 @@ Matrix pack(const FileMatrix& from, int threads) {
             using Number = typename Format::Number;
             const Number* inputs = reinterpret_cast<const Number*>(row) + number * kBlock;
             const int64_t inputs_left = from.inputs - number * kBlock;
-            put_floats(inputs, inputs_left, output - first, reinterpret_cast<Number*>(record));
+            put_floats<Format>(inputs, inputs_left, output - first, reinterpret_cast<Number*>(record));
           }
         }
       }

@@ -99,7 +99,9 @@ def _checkpoint_files(path: Path) -> list[Path]:
 
 @contextmanager
 def _written_whole(target: Path) -> Iterator[Path]:
-    with errors_as(f"cannot write {target}", OSError):
+    from safetensors import SafetensorError  # also of a full disk
+
+    with errors_as(f"cannot write {target}", OSError, SafetensorError):
         target.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(target) as partial:
             yield partial
