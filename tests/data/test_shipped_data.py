@@ -12,8 +12,8 @@ from pasta_decoding.lang.tree import read, strip
 FOLDER = Path(__file__).parents[2] / "data"
 ROWS = {
     "annotated_clean": 1233,
-    "annotated_own": 1293,
-    "annotated_bold": 363,
+    "annotated_own": 1283,
+    "annotated_bold": 580,
     "annotated_written": 716,
     "training_sample": 200,
 }
