@@ -236,11 +236,11 @@ def _first(time_V: npt.NDArray[np.float32], noise_V: npt.NDArray[np.uint32], poo
     token = int(time_V.argmin())
     exponential = -math.log1p(-(float(noise_V[token]) + 0.5) * UNIT) / UNIT
     max_time = exponential / float(pool_V[token] or 1)
-    near = np.flatnonzero(time_V <= max_time)
-    if len(near) < 2:
+    candidates = np.flatnonzero(time_V <= max_time)
+    if len(candidates) < 2:
         return token
-    times = -np.log1p(-(noise_V[near] + 0.5) * UNIT) / pool_V[near]
-    return int(near[times.argmin()])
+    times = -np.log1p(-(noise_V[candidates] + 0.5) * UNIT) / pool_V[candidates]
+    return int(candidates[times.argmin()])
 
 
 def logprobs_of(logits_V: Logits, token: int, top: int) -> TokenLogprobs:

@@ -214,7 +214,7 @@ def _loaded(model: Any, tokenizer: Any, config: Any) -> LoadedModel:
 
     from pasta_decoding.models import checkpoint as checkpoints
     from pasta_decoding.models.checkpoint import read_checkpoint
-    from pasta_decoding.models.load import checked, eos_ids
+    from pasta_decoding.models.load import eos_ids, matched_model
     from pasta_decoding.models.pretrained import load_tokenizer
 
     name = model.name_or_path
@@ -234,7 +234,7 @@ def _loaded(model: Any, tokenizer: Any, config: Any) -> LoadedModel:
     folder = Path(path).parent
     tokenizer = load_tokenizer(folder) if tokenizer is None else tokenizer
     ends = eos_ids(config.eos_token_id, tokenizer)
-    return checked(model, tokenizer, ends, read_checkpoint(folder), name)
+    return matched_model(model, tokenizer, ends, read_checkpoint(folder), name)
 
 
 def _plain_ids(decoder: LocalDecoder, answer: Answer) -> list[int]:

@@ -106,7 +106,7 @@ def load_base(source: ModelSource, *, dtype: str = "float32", **settings: Any) -
     settings["config"] = load_config(path)
     model = from_pretrained(transformers.AutoModelForCausalLM, path, path, settings)
     ends = eos_ids(model.generation_config.eos_token_id, tokenizer)
-    loaded = checked(model, tokenizer, ends, record, path.name)
+    loaded = matched_model(model, tokenizer, ends, record, path.name)
     rows = max(loaded.checkpoint.control.ids) + 1
     if rows > model.get_input_embeddings().weight.shape[0]:
         model.resize_token_embeddings(rows)
@@ -145,7 +145,7 @@ def load_gguf(file: GgufFile, source: ModelSource) -> LoadedModel:
         loaded = LoadedModel(model, tokenizer, checkpoint, ends)
     else:
         record = read_checkpoint(source.adapter) if isinstance(source, BaseWithAdapter) else None
-        loaded = checked(model, tokenizer, ends, record, path.stem)
+        loaded = matched_model(model, tokenizer, ends, record, path.stem)
     if max(loaded.checkpoint.control.ids) >= model.config.vocab_size:
         raise PastaError(f"{path} has no spare tokens, which the language's tags need")
     if isinstance(source, BaseWithAdapter):
@@ -171,7 +171,7 @@ def load_metadata(source: ModelSource) -> LoadedModel:
         has_settings = (path / "generation_config.json").is_file()
         settings = GenerationConfig.from_pretrained(path) if has_settings else config
     ends = eos_ids(settings.eos_token_id, tokenizer)
-    loaded = checked(ModelStub(config, {}), tokenizer, ends, record, path.name)
+    loaded = matched_model(ModelStub(config, {}), tokenizer, ends, record, path.name)
     if record is not None:  # a base model that is served as it is has no tokens added
         config.vocab_size = max(config.vocab_size, max(loaded.checkpoint.control.ids) + 1)
     return loaded
@@ -181,10 +181,10 @@ def _record_of(source: ModelSource) -> Checkpoint | None:
     return None if source.checkpoint_path is None else read_checkpoint(source.checkpoint_path)
 
 
-def checked(
+def matched_model(
     model: Any, tokenizer: Any, ends: frozenset[int], record: Checkpoint | None, name: str
 ) -> LoadedModel:
-    """Put a model and the checkpoint that was trained on it together.
+    """Return a model with the checkpoint that was trained on it.
 
     The tokenizer gets the control tokens. Raises PastaError for the checkpoint of another model.
 

@@ -274,7 +274,7 @@ async def _refusal(response: httpx.Response, service: Service) -> RemoteError:
     """Return the error that a reply with another status than 200 stands for."""
     status = response.status_code
     reason: object = "no reason came"
-    with suppress(TimeoutError, ValueError, RecursionError):  # a body without JSON is the reason
+    with suppress(TimeoutError, ValueError, RecursionError):  # no JSON: the body is the reason
         async with asyncio.timeout(service.token_s):
             body = (await response.aread()).decode("utf-8", "replace")
         reason = body

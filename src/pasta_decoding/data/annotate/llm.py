@@ -69,7 +69,7 @@ def _tree_of(tree: Tree, response: str) -> Tree:
     start = answer_text.find(response)
     end = start + len(response)
     nodes: list[Node] = []
-    position = 0  # in `answer_text`, where the node begins
+    position = 0  # where the node begins in `answer_text`
     for node in tree:
         if isinstance(node, Span):
             inside = node.text[max(0, start - position) : max(0, end - position)]
