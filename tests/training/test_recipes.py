@@ -17,7 +17,7 @@ from tests.golden.golden import talkative
 ROOT = Path(__file__).parents[2]
 # What the recipe calls `pasta`: this process does the work, which imports torch once.
 PASTA = """#!/bin/sh
-printf '%s\\n' "$@" > "$PIPES/asked"
+printf '%s\\n' "$@" > "$PIPES/commands"
 read -r status < "$PIPES/status"
 exit "$status"
 """
@@ -39,7 +39,7 @@ def test_the_recipe_goes_from_a_base_to_a_report(
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
     path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
     settings = {"SMOKE": "1", "DEVICE": "cpu", "MODEL": str(base), "OUT": str(out), "PATH": path}
-    recipe = ["sh", "-c", 'sh "$0"; echo "ended $?" > "$PIPES/asked"']
+    recipe = ["sh", "-c", 'sh "$0"; echo "ended $?" > "$PIPES/commands"']
     with subprocess.Popen(
         [*recipe, str(ROOT / "recipes" / "qwen2.5-coder-1.5b.sh")],
         env=os.environ | settings | {"PIPES": str(tmp_path)},
