@@ -69,17 +69,32 @@ def control_c(_optimizer: Any = None) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.usefixtures("at_a_terminal")
-def test_control_c_keeps_the_step_and_the_same_command_goes_on_to_the_same_adapter(
-    tiny_checkpoint: TinyCheckpoint, finished: Path, tmp_path: Path
+def test_a_signal_keeps_the_step_and_the_same_command_goes_on_to_the_same_adapter(
+    number: signal.Signals, tiny_checkpoint: TinyCheckpoint, finished: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(KeyboardInterrupt), behind_step(4, control_c):
+    """Those of Ctrl-C, of `docker stop` and Slurm, and of a terminal that closes."""
+    previous_handler = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), behind_step(4, lambda _: os.kill(os.getpid(), number)):
         train(tiny_checkpoint.base, tmp_path)
     assert (tmp_path / "checkpoint-4" / "trainer_state.json").is_file()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(number) == previous_handler
     with pytest.raises(PastaError, match="is not finished: it holds no adapter yet"):
         find_adapter(str(tmp_path))
     train(tiny_checkpoint.base, tmp_path)
+    assert files(tmp_path / "adapter") == files(finished / "adapter")
+
+
+def test_a_run_under_nohup_goes_on_when_the_terminal_closes(
+    tiny_checkpoint: TinyCheckpoint, finished: Path, tmp_path: Path
+) -> None:
+    previous_handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with behind_step(4, lambda _: os.kill(os.getpid(), signal.SIGHUP)):
+            train(tiny_checkpoint.base, tmp_path)
+    finally:
+        signal.signal(signal.SIGHUP, previous_handler)
     assert files(tmp_path / "adapter") == files(finished / "adapter")
 
 

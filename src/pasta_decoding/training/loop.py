@@ -1,8 +1,8 @@
 """How both stages run: transformers' Trainer, with callbacks of our own.
 
 The Trainer brings accumulation, schedule, checkpoints, and accelerate's launch, FSDP and DeepSpeed.
-`RunTrainer` adds the metrics, stops at losses and weights that are not finite, and turns Ctrl-C
-into a checkpoint.
+`RunTrainer` adds the metrics, stops at losses and weights that are not finite, and turns Ctrl-C,
+SIGTERM and SIGHUP into a checkpoint.
 """
 
 import json
@@ -128,6 +128,14 @@ def last_checkpoint(out: Path) -> Path | None:
     return folder_by_step[max(folder_by_step)] if folder_by_step else None
 
 
+def _stop_signals() -> list[signal.Signals]:
+    """Return the signals that save and stop a run; without SIGHUP under nohup, which ignores it."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
+
+
 def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.split("-")[1])
 
@@ -222,21 +230,25 @@ class RunTrainer(Trainer, TrainerCallback):
         self._first_step = _step_of(resume) if resume else 0
         self._began_s = time.monotonic()
         # Several processes would not stop at the same step, so they stop at once.
-        finishes_step = self.args.world_size == 1
-        if finishes_step:
-            previous_handler = signal.signal(signal.SIGINT, self._interrupt)
+        stop_signals = _stop_signals() if self.args.world_size == 1 else []
+        previous_handlers = {
+            number: signal.signal(number, self._interrupt) for number in stop_signals
+        }
         try:
             self.train(resume_from_checkpoint=str(resume) if resume else None)
         finally:
-            if finishes_step:
-                signal.signal(signal.SIGINT, previous_handler)
+            for number, handler in previous_handlers.items():
+                signal.signal(number, handler)
         if self._interrupted:
             raise KeyboardInterrupt
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         return self.accelerator.get_state_dict(self.model_wrapped) if sharded else None
 
     def _interrupt(self, *_signal: object) -> None:
-        """Handle the first Ctrl-C: save after this step and stop. A second one stops at once."""
+        """Save after this step and stop. From then on, Ctrl-C stops at once.
+
+        SIGTERM and SIGHUP do not: a terminal that closes may send two.
+        """
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self._interrupted = True
         log.info("stopping behind this step; Ctrl-C again stops at once")
@@ -285,7 +297,7 @@ class RunTrainer(Trainer, TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Log and evaluate the last step, even between two intervals.
 
-        Stop after Ctrl-C, and when the watch has a reason.
+        Stop after a signal, and when the watch has a reason.
         """
         if self._watch is not None:
             self._watch.check(self.model, state.global_step)
