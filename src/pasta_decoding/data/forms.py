@@ -1,7 +1,7 @@
 """Reads one JSON object as the turns of a conversation, in each form that programs write.
 
 - `instruction` and `response` are Pasta's own form. Alpaca's `input` and Dolly's `context` follow
-  the instruction after a blank line.
+  the instruction after a blank line. Blank parts are left out.
 - `messages` have `role` and `content`; ShareGPT's `conversations` have `from` and `value`. The last
   message is the response.
 - `prompt` and `completion` are each a text or a list of messages. Alpaca's `output` is another name
@@ -71,8 +71,8 @@ def _refuse_unsupported_columns(fields: JsonObject, form: str) -> None:
 
 def _instruction(fields: JsonObject) -> str:
     inputs = [text_field(fields, name, "") for name in _INPUT_COLUMNS]
-    paragraphs = [text_field(fields, "instruction"), *filter(str.strip, inputs)]
-    return "\n\n".join(paragraphs)
+    instruction = text_field(fields, "instruction")
+    return "\n\n".join(filter(str.strip, [instruction, *inputs])) or instruction
 
 
 def _answer_column(fields: JsonObject, form: str) -> str:
@@ -97,7 +97,7 @@ def _refuse_untrained_answer(messages: Any) -> None:
 def _system_message(fields: JsonObject, turns: list[Message]) -> list[Message]:
     """Return the system message of the columns as a list of one, or an empty list."""
     texts = [text_field(fields, name, "") for name in _SYSTEM_COLUMNS]
-    system = "\n\n".join(filter(None, texts))
+    system = "\n\n".join(filter(str.strip, texts))
     if not system:
         return []
     if any(turn.role == "system" for turn in turns):
@@ -144,7 +144,8 @@ def _message(turn: JsonObject) -> Message:
     if isinstance(turn.get(content_key), list):
         # `text_field` refuses a list with parts that are not text.
         with suppress(KeyError, TypeError):
-            turn = {content_key: "\n".join(part["text"] for part in turn[content_key])}
+            texts = [part["text"] for part in turn[content_key]]
+            turn = {content_key: "\n".join(filter(str.strip, texts))}
     return Message(role, text_field(turn, content_key))
 
 
