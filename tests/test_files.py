@@ -1,11 +1,13 @@
 """What is written is there whole or not at all, and nothing is taken for a file that is none."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from pasta_decoding.files import writable, written_whole
+from pasta_decoding.files import writable, write_text, written_whole
 
 
 def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path: Path) -> None:
@@ -18,6 +20,49 @@ def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path: Path) -> N
         partial.write_text("new")
     assert link.is_symlink()
     assert target.read_text() == "new"
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_a_killed_writer_left_goes_with_the_next_writer_of_the_target(
+    kind: str, tmp_path: Path
+) -> None:
+    write = "partial.write_text('half')" if kind == "file" else "partial.mkdir()"
+    writer = (
+        "import os, signal, sys, pathlib\n"
+        "from pasta_decoding.files import written_whole\n"
+        "with written_whole(pathlib.Path(sys.argv[1])) as partial:\n"
+        f"    {write}\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    target = tmp_path / "model [1].gguf"
+    subprocess.run([sys.executable, "-c", writer, str(target)], check=False)
+    other = tmp_path / ".else.0123456789ab.partial"
+    other.mkdir()
+    left = set(tmp_path.iterdir())
+    assert len(left) == 2
+    with written_whole(target) as held:
+        held.write_text("older")
+        write_text(target, "newer")
+        assert held.exists(), "another writer holds it"
+    assert target.read_text() == "older"
+    assert set(tmp_path.iterdir()) == {target, other}
+
+
+def test_what_is_written_is_on_the_disk_before_it_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "target"
+    synced: list[tuple[str, bool]] = []
+
+    def fsync(descriptor: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        synced.append((name, target.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with written_whole(target) as partial:
+        partial.mkdir()
+        (partial / "weights").touch()
+    assert synced == [("weights", False), ("target", False), (tmp_path.name, True)]
 
 
 def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:

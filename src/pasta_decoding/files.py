@@ -1,14 +1,16 @@
 """Files and folders that are written completely or not at all, and folders of caches."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
+from glob import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
@@ -23,7 +25,8 @@ def written_whole(path: Path) -> Iterator[Path]:
     """Yield a path to write a file or a folder to; when the block succeeds, it moves to `path`.
 
     Until then, and after a failure, `path` is unchanged. If it is a link, the target is replaced.
-    Raises OSError, also for a device or a pipe.
+    What writers of the same target left behind when they were killed is removed. What the block
+    writes beside the yielded path goes when it ends. Raises OSError, also for a device or a pipe.
     """
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -31,16 +34,70 @@ def written_whole(path: Path) -> Iterator[Path]:
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(path))
     # Two containers on one disk may have the same process number.
-    partial = path.with_name(f".{path.name}.{uuid4().hex[:12]}.partial")
+    folder = path.with_name(f".{path.name}.{uuid4().hex[:12]}.partial")
+    with _locked(path.parent):  # so that no other writer takes the folder for one left behind
+        _remove_abandoned(path)
+        folder.mkdir()
+        lock = os.open(folder, os.O_RDONLY)
+        _try_lock(lock)
+    partial = folder / path.name
     try:
         yield partial
+        sync(partial)
         if partial.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         partial.replace(path)
+        _sync_one(path.parent)
     finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def sync(path: Path) -> None:
+    """Put a file, or all of a folder, onto the disk: after a power loss it is there whole."""
+    for file in (*path.rglob("*"), path):
+        _sync_one(file)
+
+
+def _sync_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(OSError) if path.is_dir() else nullcontext():  # not every disk can
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what killed writers of `path` left: they no longer hold its lock."""
+    for abandoned in path.parent.glob(f".{escape(path.name)}.*.partial"):
         with suppress(OSError):
-            partial.unlink()
-        shutil.rmtree(partial, ignore_errors=True)
+            lock = os.open(abandoned, os.O_RDONLY)
+            if _try_lock(lock):
+                shutil.rmtree(abandoned, ignore_errors=True)
+                abandoned.unlink(missing_ok=True)  # a file, as earlier versions left
+            os.close(lock)
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Lock an open file or folder until it is closed; False if it is locked, or cannot be."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, where its disk has locks."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,5 +1,8 @@
 """What the fast engine promises beyond the contract: results to the bit, formats, adapters."""
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +166,29 @@ def test_a_struct_of_another_size_is_refused_when_the_library_is_loaded(
         "the operators of the fast engine do not fit this version of Pasta: "
         "Segment takes 40 bytes there, 48 here"
     )
+
+
+@pytest.mark.parametrize("size", [0, 5000])
+def test_a_library_that_was_cut_short_is_built_again_once(
+    native: Any, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To load it would end the process."""
+    library = Path(native._name)
+    copy = shutil.copy(library, tmp_path)
+    shutil.copy(library.with_suffix(".sha256"), tmp_path)
+    os.truncate(copy, size)
+    run = subprocess.run
+    builds: list[Any] = []
+
+    def counted(command: Any, **settings: Any) -> Any:
+        if "-o" in command:
+            builds.append(command)
+        return run(command, **settings)
+
+    monkeypatch.setattr(subprocess, "run", counted)
+    for _ in range(2):
+        assert load_operators.__wrapped__(tmp_path) is not None
+    assert len(builds) == 1
 
 
 def test_weights_without_memory_for_them_are_an_error_and_not_the_end(native: Any) -> None:

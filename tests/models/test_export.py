@@ -1,6 +1,7 @@
 """Exports under tools that do not know the language: they write sequentially, and are told why."""
 
 import re
+import resource
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,9 @@ from gguf import GGUFReader
 from huggingface_hub import ModelCard
 
 from pasta_decoding.errors import PastaError
+from pasta_decoding.models.catalog import BaseAlone
 from pasta_decoding.models.checkpoint import read_checkpoint
-from pasta_decoding.models.export import model_card
+from pasta_decoding.models.export import export_hf, model_card
 from pasta_decoding.models.gguf_writer import write_gguf
 from pasta_decoding.models.load import load_model
 from tests.checkpoint import TinyCheckpoint
@@ -80,3 +82,18 @@ def test_a_gguf_names_what_must_not_be_sampled(
     assert fields["tokenizer.ggml.suppress_tokens"].contents() == ids
     description = fields["general.description"].contents()
     assert f"must never sample the control tokens ({','.join(map(str, ids))})" in description
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """The library that writes the weights has an error of its own."""
+    loaded = load_model(BaseAlone(tiny_checkpoint.base))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(PastaError, match=rf"^cannot write {tmp_path / 'out'}: .*too large"):
+            export_hf(loaded, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())

