@@ -11,7 +11,12 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.training.config import PreferenceConfig, SftConfig, read_settings_file
 from pasta_decoding.training.loop import last_checkpoint
-from pasta_decoding.training.run import identity, refuse_other_run, write_settings
+from pasta_decoding.training.run import (
+    identity,
+    refuse_other_run,
+    with_precision,
+    write_settings,
+)
 
 CONFIG = SftConfig(data=("a.jsonl", "b.jsonl"), max_steps=5, joins=(Joining.text,))
 
@@ -54,7 +59,7 @@ def test_what_a_file_cannot_say_is_named_in_one_line(tmp_path: Path) -> None:
         ("epochs: 0", "epochs is 0, less than 1"),
         ("learning_rate: .nan", "learning_rate is nan, less than 0"),
         ("learning_rate: fast", "learning_rate is 'fast', not float"),
-        ("bf16: 1", "bf16 is 1, not bool"),
+        ("bf16: 1", "bf16 is 1, not bool | None"),
         ("data: a.jsonl", "data is 'a.jsonl', not tuple[str, ...]"),
         ("schedule: [linear]", "schedule is ['linear'], not Literal['linear', 'cosine', 'constant"),
         ("joins: [prose]", "joins is ['prose'], not tuple["),
@@ -66,6 +71,22 @@ def test_what_a_file_cannot_say_is_named_in_one_line(tmp_path: Path) -> None:
         assert message.startswith(str(path))
         assert complaint in message
         assert "\n" not in message
+
+
+def test_the_device_decides_on_bfloat16_and_a_run_goes_on_as_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A processor without bfloat16 takes forty times as long in it."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr("pasta_decoding.training.run.native_dtype", lambda _device: "float32")
+    config = with_precision(SftConfig(), tmp_path, "cpu")
+    assert config == SftConfig(bf16=False)
+    assert caplog.messages == ["training in float32: this processor has no bfloat16"]
+    write_settings(tmp_path, config)
+    monkeypatch.setattr("pasta_decoding.training.run.native_dtype", lambda _device: "bfloat16")
+    assert with_precision(SftConfig(), tmp_path, "cpu") == config
+    assert with_precision(SftConfig(), tmp_path / "new", "cuda") == SftConfig(bf16=True)
+    assert with_precision(SftConfig(bf16=True), tmp_path / "new", "cpu") == SftConfig(bf16=True)
 
 
 def test_every_setting_that_differs_is_named_with_both_values(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from pasta_decoding.lang.positions import SCHEMES
 from pasta_decoding.setting import Setting
 
 Bf16 = Annotated[
-    bool, Setting("bfloat16 weights and activations; LoRA stays float32.", hidden=True)
+    bool | None,
+    Setting("bfloat16 weights and activations; else where the device computes in it.", hidden=True),
 ]
 ReportTo = Annotated[
     tuple[Literal["tensorboard", "wandb"], ...],
@@ -73,7 +74,7 @@ class SftConfig:
     save_every_steps: SaveEvery = 50
     eval_data: Annotated[tuple[str, ...], Setting("Held-out JSONL (.gz): log its loss.")] = ()
     seed: Annotated[int, Setting("Seed of row order and new weights.", min=0)] = 0
-    bf16: Bf16 = True
+    bf16: Bf16 = None
     gradient_checkpointing: Annotated[
         bool, Setting("Less memory, a third more time.", hidden=True)
     ] = False
@@ -164,7 +165,7 @@ class PreferenceConfig:
     eager_bias: Annotated[
         float, Setting("Eagerness of these samples.", min=-100, max=100, hidden=True)
     ] = 2.0
-    bf16: Bf16 = True
+    bf16: Bf16 = None
     report_to: ReportTo = ()
 
     def __post_init__(self) -> None:

@@ -66,7 +66,7 @@ from pasta_decoding.training.pairs import (
     with_replay,
 )
 from pasta_decoding.training.quality import Grader, half_grade
-from pasta_decoding.training.run import owned, refuse_other_run, write_settings
+from pasta_decoding.training.run import owned, refuse_other_run, with_precision, write_settings
 from pasta_decoding.training.sample import Sample, sample_answers
 from pasta_decoding.training.score import ScoreParts
 from pasta_decoding.training.view import Example, tokens_of
@@ -124,6 +124,10 @@ class PreferenceRun:
     api_key: str | None = None
     judge: Endpoint | None = None
     checks: Mapping[str, Sequence[Check]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        device = self.config.device or default_device()
+        object.__setattr__(self, "config", with_precision(self.config, self.out, device))
 
     def train(self, prompts: Sequence[Question], pairs: Sequence[tuple[Row, Row]] = ()) -> Path:
         """Run all rounds, or resume them; return the adapter's folder.
@@ -435,6 +439,7 @@ def share_samples(source: Path, out: Path, config: PreferenceConfig) -> None:
     Raises PastaError if the samples in `source` were made with other settings, if `out` holds
     another run, or if the adapters do not fit.
     """
+    config = with_precision(config, out, config.device or default_device())
     refuse_other_run(out, config)
     refuse_misfits(config)
     hint = "Repeat these settings of its config.json, or leave --samples-from out."

@@ -1,9 +1,10 @@
 """The folder of a training run: its lock, settings and figures."""
 
+import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,10 +13,13 @@ from tqdm import tqdm
 from pasta_decoding.data.lines import locked, read_json, read_lines, refuse_other_settings
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import write_json
-from pasta_decoding.training.config import Config
+from pasta_decoding.models.load import native_dtype
+from pasta_decoding.training.config import Config, PreferenceConfig, SftConfig
 from pasta_decoding.training.loop import processes
 
 Item = TypeVar("Item")
+AnyConfig = TypeVar("AnyConfig", SftConfig, PreferenceConfig)
+log = logging.getLogger(__name__)
 _FREE_SETTINGS = frozenset(
     {"device", "base_url", "judge_base_url", "cache_tokens", "report_to", "try_prompts"}
 )
@@ -59,6 +63,23 @@ def refuse_other_run(out: Path, config: Config, inputs: Mapping[str, Any] | None
         if path.exists():
             # A file of an older version lacks newer settings: that run had their defaults.
             refuse_other_settings(out, defaults | read_json(path, dict), current, hint=hint)
+
+
+def with_precision(config: AnyConfig, out: Path, device: str) -> AnyConfig:
+    """Return the config with `bf16` decided: as set, as the run in `out` has it, or by the device.
+
+    A log line says what was decided.
+    """
+    if config.bf16 is not None:
+        return config
+    path = out / "config.json"
+    settings = read_json(path, dict) if path.exists() else {}
+    bf16 = settings.get("bf16")
+    if bf16 is None:
+        bf16 = native_dtype(device) == "bfloat16"
+        reason = "the device computes in it" if bf16 else "this processor has no bfloat16"
+        log.info("training in %s: %s", "bfloat16" if bf16 else "float32", reason)
+    return replace(config, bf16=bf16)
 
 
 def identity(config: Config) -> dict[str, Any]:

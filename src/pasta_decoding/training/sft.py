@@ -31,7 +31,13 @@ from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.examples import compile_rows, plan_packs, shared_out
 from pasta_decoding.training.loop import RunTrainer, processes, training_arguments
 from pasta_decoding.training.lora import add_lora, in_4bit, recompute_activations, save, take_up
-from pasta_decoding.training.run import figures_of, owned, refuse_other_run, write_settings
+from pasta_decoding.training.run import (
+    figures_of,
+    owned,
+    refuse_other_run,
+    with_precision,
+    write_settings,
+)
 from pasta_decoding.training.view import Example, LossParts, pack, tokens_of
 
 log = logging.getLogger(__name__)
@@ -50,12 +56,13 @@ def train_sft(
     if not rows:
         raise PastaError("no row to train on: give --data")
     adapter = out / "adapter"
+    distributed_state = processes()
+    config = with_precision(config, out, distributed_state.device.type)
     inputs: dict[str, Any] = {"rows": digest(rows), "held_out": digest(held_out)}
     refuse_other_run(out, config, inputs)
     if (adapter / FILE_NAME).is_file():
         log.info("this run is finished: %s", figures_of(out))
         return adapter
-    distributed_state = processes()
     loaded = load_trainable(base, config)
     inputs["base"] = asdict(loaded.checkpoint.base)
     refuse_other_run(out, config, inputs)
