@@ -159,7 +159,7 @@ def test_four_rows_are_enough_for_an_answer_with_more_than_one_token_a_step(
     answer = decoder.answer(decoder.request("2?", Rules(max_tokens=150), greedy))
     assert answer.annotated.count("<promise") == 2
     assert tokens_per_step(decoder.plain_tokens(answer.text), answer.critical_path) > 1
-    match = re.fullmatch(r"promises in 3 of 3, (\d\.\d) tokens a step", caplog.messages[-1])
+    match = re.fullmatch(r"promises in 3 of 3, (\d\.\d) tokens per step", caplog.messages[-1])
     assert match
     assert float(match[1]) > 1
     failed = trial_line(load_base(BaseAlone(base)), [[Message("user", "")]])

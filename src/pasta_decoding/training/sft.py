@@ -35,12 +35,15 @@ from pasta_decoding.training.run import (
     figures_of,
     owned,
     refuse_other_run,
+    tracked,
     with_precision,
     write_settings,
 )
 from pasta_decoding.training.view import Example, LossParts, pack, tokens_of
 
 log = logging.getLogger(__name__)
+SHIPPED_STEPS = 240
+"""Steps of stage 1 for the adapter `qwen2.5-coder-1.5b`, on 2,148 rows."""
 
 
 def train_sft(
@@ -55,9 +58,9 @@ def train_sft(
     """
     if not rows:
         raise PastaError("no row to train on: give --data")
-    adapter = out / "adapter"
     distributed_state = processes()
     config = with_precision(config, out, distributed_state.device.type)
+    adapter = out / "adapter"
     inputs: dict[str, Any] = {"rows": digest(rows), "held_out": digest(held_out)}
     refuse_other_run(out, config, inputs)
     if (adapter / FILE_NAME).is_file():
@@ -68,8 +71,9 @@ def train_sft(
     refuse_other_run(out, config, inputs)
     packs = plan_packs(compile_rows(rows, loaded, config), config)
     examples = shared_out(packs, config.packs_per_step, distributed_state.num_processes)
-    held_out_layouts = compile_rows(held_out, loaded, config) if held_out else []
-    held_out_packs = pack(held_out_layouts, config.pack_tokens)
+    held_out_packs = pack(
+        compile_rows(held_out, loaded, config) if held_out else [], config.pack_tokens
+    )
     log.info(
         "%d tokens in %d packs, %d held out",
         tokens_of(packs),
@@ -97,8 +101,8 @@ def train_sft(
             save(loaded, adapter, weights=weights)
             log.info("finished: %s", figures_of(out))
             if config.try_prompts and weights is None and not config.plain:
-                trial_rows = (held_out or rows)[: config.try_prompts]
-                log.info(trial_line(loaded, [row.conversation for row in trial_rows]))
+                conversations = [row.conversation for row in held_out or rows]
+                log.info(trial_line(loaded, conversations[: config.try_prompts]))
     # When one process fails, the launcher ends all of them. None may end while the main one writes.
     distributed_state.wait_for_everyone()
     return adapter
@@ -157,7 +161,7 @@ def label_loss(
 
 
 def trial_line(loaded: LoadedModel, conversations: Sequence[Sequence[Message]]) -> str:
-    """Answer greedily; return a line with the share of answers with promises, and tokens a step.
+    """Answer greedily; return a line with the share of answers with promises, and tokens per step.
 
     If decoding fails, the line says why.
     """
@@ -167,7 +171,7 @@ def trial_line(loaded: LoadedModel, conversations: Sequence[Sequence[Message]]) 
     answers = []
     try:
         decoder = decoder_over(TorchEngine(loaded.model, cache_tokens=4096), loaded)
-        for conversation in conversations:
+        for conversation in tracked(conversations, "trying the adapter", len(conversations)):
             prompt_ids = decoder.prompt_ids(conversation, rules.max_tokens)
             answers.append(decoder.answer(decoder.request(prompt_ids, rules, greedy)))
     except FAILURES as error:
@@ -177,4 +181,8 @@ def trial_line(loaded: LoadedModel, conversations: Sequence[Sequence[Message]]) 
         tokens_per_step(decoder.plain_tokens(answer.text), answer.critical_path)
         for answer in answers
     ]
-    return f"promises in {promising} of {len(answers)}, {geometric_mean(speeds):.1f} tokens a step"
+    line = f"promises in {promising} of {len(answers)}"
+    line += f", {geometric_mean(speeds):.1f} tokens per step"
+    if not promising:
+        line += f": it has not learnt the tags; the shipped 1.5B adapter took {SHIPPED_STEPS} steps"
+    return line
