@@ -46,6 +46,14 @@ def test_a_wrong_command_line_is_one_line_and_status_2(
     assert pasta("--version").out == f"pasta {__version__}\n"
 
 
+@pytest.mark.parametrize("question", ["- buy milk", "--1 + 2", "-5 degrees?"])
+def test_a_question_that_begins_like_an_option_is_told_where_it_goes(
+    question: str, pasta: Pasta
+) -> None:
+    hint = f"Text that begins with - follows --: pasta run -- {question!r}"
+    assert pasta("run", question).complaint[2] == hint
+
+
 def test_an_interruption_and_a_full_disk_are_one_line(
     tmp_path: Path, pasta: Pasta, monkeypatch: pytest.MonkeyPatch
 ) -> None:

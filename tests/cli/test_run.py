@@ -180,6 +180,16 @@ def test_compare_prints_both_answers_and_says_what_is_compared(ask: Pasta) -> No
     ):
         assert words in compared.err
     assert re.search(r"The parallel answer has \d+\.\d\dx its tokens a second", compared.err)
+    assert "That was measured once, with a load of 0.0 on " in compared.err
+
+
+def test_a_busy_machine_is_told_with_the_option_that_helps(
+    ask: Pasta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (1000.0, 0.0, 0.0))
+    line = "other programs keep the cores busy, and steps wait: try --threads 1\n"
+    assert line in ask(PROMPT).err
+    assert line not in ask(PROMPT, "--threads", "1").err
 
 
 # `pasta chat`: turns see what was said before, and nothing that was stopped or refused

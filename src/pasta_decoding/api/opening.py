@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from pasta_decoding.api.config import EngineConfig, check_name, check_names
 from pasta_decoding.api.model import Model
-from pasta_decoding.engines.support import free_bytes, release_openmp_threads
+from pasta_decoding.engines.support import free_bytes, machine_load, release_openmp_threads
 from pasta_decoding.errors import PastaError, errors_as, require
 from pasta_decoding.files import writable
 from pasta_decoding.gguf_file import GgufFile
@@ -34,6 +34,8 @@ from pasta_decoding.models.pretrained import load_config
 from pasta_decoding.scheduling.decoder import Decoder, LocalDecoder, decoder_over
 
 log = logging.getLogger(__name__)
+BUSY_LOAD = 1.25
+"""Threads that want a core, for each core, from which on other programs must be running."""
 TORCH_DTYPES = ("auto", "float32", "bfloat16")
 """Number formats that the engines torch and fast compute in."""
 
@@ -121,6 +123,9 @@ def open_decoder(config: EngineConfig, cache: Path) -> Decoder:
         import torch
 
         torch.set_num_threads(config.threads)  # of the whole process
+    load_average, cores = machine_load()
+    if name == "fast" and config.threads is None and load_average > BUSY_LOAD * cores:
+        log.info("other programs keep the cores busy, and steps wait: try --threads 1")
     decoder = ENGINES[name].open(files)
     release_openmp_threads()  # loading has computed; the thread that decodes needs the cores
     if config.engine == "auto":

@@ -7,6 +7,7 @@ command line is imported, so `pasta --help` is fast.
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -104,7 +105,11 @@ def _invoke(arguments: Sequence[str]) -> int:
     except usage_error as error:
         command_path = error.ctx.command_path if error.ctx else "pasta"
         message = " ".join(error.format_message().split()).rstrip(".")
-        raise PastaError(f"{message}; see {command_path} --help") from error
+        texts = [word for word in words if re.match("--?([^a-zA-Z-]|[^=]* )", word)]
+        hint = (
+            f"Text that begins with - follows --: {command_path} -- {texts[0]!r}" if texts else ""
+        )
+        raise PastaError(f"{message}; see {command_path} --help", hint=hint) from error
     return 0
 
 

@@ -17,6 +17,7 @@ from pasta_decoding.api.streams import Result, Stream
 from pasta_decoding.cli.console import Lanes, say
 from pasta_decoding.cli.opening import decoder_for, with_default
 from pasta_decoding.cli.options import AsJson, HiddenFields, System, command
+from pasta_decoding.engines.support import machine_load
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import to_json, write_text
 from pasta_decoding.models.catalog import (
@@ -31,7 +32,7 @@ from pasta_decoding.models.catalog import (
 
 Question = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
 RARE_ANSWER_FIELDS = HiddenFields({"top_p", "eagerness", "seed"})
-RARE_ENGINE_FIELDS = HiddenFields({"join", "max_model_len", "cache_tokens", "threads", "device"})
+RARE_ENGINE_FIELDS = HiddenFields({"join", "max_model_len", "cache_tokens", "device"})
 
 CHAT_HELP = """/new    forget what was said
 /show   draw the threads while they write, or stop drawing them
@@ -112,6 +113,7 @@ def compare(
     engine = with_default(engine)
     baseline_model = baseline_of(engine.adapter, engine.model, baseline, is_remote=engine.is_remote)
     rival = replace(engine, adapter=baseline_model.adapter, model=baseline_model.model)
+    load_average, cores = machine_load()
     parallel = _compared("parallel", engine, generation, conversation, as_json=as_json)
     sequential = _compared("sequential", rival, generation, conversation, as_json=as_json)
     if as_json:
@@ -123,6 +125,7 @@ def compare(
     speedup = sequential_token_s / parallel_token_s
     say(f"\n{short_name(rival.adapter, rival.model)} is {baseline_model.description}.")
     say(f"The parallel answer has {speedup:.2f}x its tokens a second.")
+    say(f"That was measured once, with a load of {load_average:.1f} on {cores} cores.")
     if parallel["truncated"] or sequential["truncated"]:
         say("An answer that was cut off says little by its tokens and seconds.")
 

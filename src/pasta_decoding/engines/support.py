@@ -76,6 +76,15 @@ def rope_types(ropes: dict[str, Any]) -> set[str]:
     return {str(parameters.get("rope_type")) for parameters in by_kind or [ropes]}
 
 
+def machine_load() -> tuple[float, int]:
+    """Return how many threads wanted a core in the last minute on average, and the cores.
+
+    Windows does not count the threads: 0.
+    """
+    average = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return average, os.cpu_count() or 1
+
+
 def free_bytes(group: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the memory that may be taken: the machine's, or less in a container (cgroup v2)."""
     machine_bytes = psutil.virtual_memory().available
