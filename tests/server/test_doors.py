@@ -2,7 +2,10 @@
 
 import json
 import logging
+import re
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
 import openai
@@ -107,6 +110,8 @@ BODIES: list[tuple[bytes, bytes, bytes]] = [
     (head(len(LARGE)) + LARGE, b"413", b"the body is too large for this server"),
     (CHUNKED + b"%x\r\n" % len(LARGE) + LARGE, b"413", b"the body is too large for this server"),
     (head(100) + b"{", b"408", b"the body did not arrive within 0.2 s"),
+    (CHUNKED + b"1\r\n \r\n" * 20_000, b"413", b"the body has more than 4096 chunks"),
+    (b"nonsense\r\n\r\n", b"400", b"Invalid HTTP request received."),
     (TWO_LENGTHS + PATH, b"400", b"Content-Length or Transfer-Encoding, not both"),
 ]
 
@@ -121,20 +126,75 @@ def test_bodies_are_bounded_in_size_and_time(scripted: LocalDecoder) -> None:
             assert (got.count(b"HTTP/1.1 "), message in got) == (1, True)
 
 
-def test_idle_connections_beyond_the_limit_are_closed_and_leave_room(
+def test_the_connection_that_idled_longest_makes_room_for_a_new_one(
     scripted: LocalDecoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(listen, "MAX_CONNECTIONS", 3)
-    monkeypatch.setattr(listen, "HEAD_S", 2.0)
+    monkeypatch.setattr(listen, "MAX_CONNECTIONS", 4)
     with running(scripted) as server, ExitStack() as clients:
-        admitted = [clients.enter_context(connected(server)) for _ in range(3)]
-        beyond = [clients.enter_context(connected(server)) for _ in range(9)]
-        assert [all_of(client) for client in beyond] == [b""] * 9
-        admitted[0].close()
-        until(lambda: len(server.http.server_state.connections) < 3)
-        assert server.ask("/health").status == 200
-        assert [all_of(client) for client in admitted[1:]] == [b"", b""], "they ask for nothing"
+
+        def connected_from(host: str) -> socket.socket:
+            address = ("127.0.0.1", server.port)
+            client = socket.create_connection(address, timeout=60, source_address=(host, 0))
+            client.sendall(PATH + b"G")  # a request, and the beginning of the next one
+            client.recv(2**16)
+            return clients.enter_context(client)
+
+        crowd = [connected_from("127.0.0.1") for _ in range(4)]
+        while crowd[0].recv(2**16):  # one address has at most three quarters
+            pass
+        connected_from("127.0.0.2")
+        connected_from("127.0.0.3")
+        while crowd[1].recv(2**16):
+            pass
+        assert len(server.http.server_state.connections) == 4
+        for _ in range(5):
+            assert server.ask("/health").status == 200
     assert [record for record in caplog.records if record.levelname != "INFO"] == []
+
+
+def test_every_head_has_a_limit_in_time(
+    scripted: LocalDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "HEAD_S", 0.5)
+    with running(scripted) as server, connected(server) as silent, connected(server) as slow:
+        slow.sendall(PATH + b"G")
+        assert all_of(silent) == b""
+        assert all_of(slow).count(b"HTTP/1.1 200") == 1
+
+
+def test_a_client_that_does_not_read_is_left(
+    scripted: LocalDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "WRITE_S", 0.3)
+    with running(scripted) as server, connected(server) as client:
+        client.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                client.send(PATH * 100)  # until neither side has room for more
+        until(lambda: not server.http.server_state.connections)
+
+
+def test_a_connection_is_kept_for_longer_than_pools_and_proxies_keep_it(server: Running) -> None:
+    assert server.http.config.timeout_keep_alive == 75
+
+
+def test_a_long_prompt_does_not_hold_up_other_clients(
+    scripted: LocalDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoding, go_on = threading.Event(), threading.Event()
+
+    def slow_prompt_ids(*_: object, **__: object) -> tuple[int, ...]:
+        encoding.set()
+        go_on.wait(60)
+        return (5,)
+
+    monkeypatch.setattr(LocalDecoder, "prompt_ids", slow_prompt_ids)
+    with running(scripted) as server, ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(server.ask, CHAT, GOOD)
+        assert encoding.wait(60)
+        assert server.ask("/health").status == 200
+        go_on.set()
+        assert reply.result().status == 200
 
 
 def test_every_reply_has_its_own_name_and_a_type_that_is_not_guessed(server: Running) -> None:
@@ -192,3 +252,4 @@ def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_script(
     page = got.body.decode()
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "").replace("http-", "")
     assert "innerHTML" not in page
+    assert not re.search("[\"'`]/v1", page), "a proxy may serve the page under a path"

@@ -1,5 +1,6 @@
 """The application: OpenAI's routes, the page, health and metrics, over any backends."""
 
+import asyncio
 import base64
 import hashlib
 import logging
@@ -110,7 +111,10 @@ def _openai_routes(backends: Mapping[str, Backend], answer_tokens: int) -> APIRo
         if body.pasta_parallel is False and decoder.parallel:
             name = _baseline_name(backends)
             decoder = await _decoder(backends, name, n * len(body.prompts))
-        prompts = [_prompt_ids(decoder, prompt, max_tokens) for prompt in body.prompts]
+        prompts = [
+            await asyncio.to_thread(_prompt_ids, decoder, prompt, max_tokens)
+            for prompt in body.prompts
+        ]
         config = body.config(max_tokens)
         priority = Priority[body.pasta_priority or "normal"]
         logprobs = None if body.alternatives is None else body.alternatives + EXTRA_ALTERNATIVES
