@@ -6,6 +6,7 @@ import logging
 import random
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +20,7 @@ import pytest
 
 from pasta_decoding.answer.settings import Rules, SamplingParams
 from pasta_decoding.scheduling.decoder import LocalDecoder
-from pasta_decoding.server.backend import Backend
+from pasta_decoding.server.backend import Answers, Backend
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.settings import LoadLimits
 from tests.remote.fake import until
@@ -144,6 +145,59 @@ def test_a_server_that_is_told_to_stop_tells_its_clients(
             assert int(got.headers["retry-after"]) > 0
         until(lambda: server.backend.unended == 0)  # the last bytes leave before the answers close
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_clients_learn_of_the_stop_while_a_step_takes_long(
+    decoder: LocalDecoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    stepping, go_on = threading.Event(), threading.Event()
+
+    def hook(_steps: int) -> None:
+        stepping.set()
+        go_on.wait(60)
+
+    with (
+        running(endless(decoder, hook), drain_seconds=0.1) as server,
+        ThreadPoolExecutor(12) as pool,
+    ):
+        asked = [
+            pool.submit(server.ask, CHAT, LONG | {"stream": stream}) for stream in [True, False] * 6
+        ]
+        assert stepping.wait(60)
+        until(lambda: server.backend.unended == 12)
+        server.http.should_exit = True
+        replies = [reply.result(timeout=30) for reply in asked]
+        go_on.set()
+    assert all(b"server_stopping" in reply.body for reply in replies)
+    assert {reply.status for reply in replies} == {200, 503}
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_silent_stream_says_what_it_waits_for(
+    decoder: LocalDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Answers, "silence_s", 0.1)
+    go_on = threading.Event()
+    body = GOOD | {"stream": True}
+    with (
+        running(endless(decoder, lambda _: go_on.wait(60)), max_requests=1) as server,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        first = pool.submit(server.ask, CHAT, body)
+        until(lambda: server.backend.unended == 1)
+        second = pool.submit(server.ask, CHAT, body)
+        until(lambda: server.backend.unended == 2)
+        time.sleep(0.5)
+        go_on.set()
+        assert b"\n\n: reading the prompt\n\n" in first.result().body
+        assert b"\n\n: waiting in the queue, place 1\n\n" in second.result().body
+        go_on.clear()
+        chunks = server.client().chat.completions.create(**GOOD, stream=True)
+        first_chunk = next(chunks)
+        time.sleep(0.3)
+        go_on.set()
+        contents = [chunk.choices[0].delta.content or "" for chunk in [first_chunk, *chunks]]
+        assert "".join(contents) == "aaaaa"
 
 
 # Many clients, many of whom leave

@@ -28,6 +28,9 @@ from pasta_decoding.server.settings import LoadLimits
 
 log = logging.getLogger(__name__)
 
+SILENCE_S = 15.0
+"""Time after which an iteration over answers says that there is nothing yet."""
+
 
 def warmed_up(decoder: Decoder) -> Decoder:
     """Let a decoder write one token; return it. Raises PastaError if it cannot."""
@@ -46,6 +49,7 @@ class Backend:
 
     load_decoder: called in another thread; called again after it raised an error.
     unended:      how many answers were submitted and have not ended.
+    unclosed:     the answers to each HTTP request, in the order in which they were submitted.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Backend:
         self._load_decoder = load_decoder
         self.decoder: Decoder | None = None
         self.unended = 0
+        self.unclosed: list[Answers] = []
         self.stopping = False
         self._worker: EngineLoop | None = None
         self._starting = asyncio.Lock()
@@ -82,8 +87,10 @@ class Backend:
             return self.decoder
 
     async def stop(self) -> None:
-        """Stop the worker and free the engine. Answers that have not ended get an error."""
+        """Stop the worker and free the engine. Answers that have not ended get an error at once."""
         self.stopping = True
+        for answers in self.unclosed:
+            answers.fail()
         async with self._starting:
             if self._worker is not None:
                 await asyncio.to_thread(self._worker.close)
@@ -136,11 +143,14 @@ class Backend:
 class Answers:
     """The answers to one request while they are written. Iterate over them, then close them.
 
-    Iterating yields a choice's number with each `Progress`, and at its end with its `Answer`. It
-    raises ApiError if an answer fails. All methods are called in the event loop's thread.
+    Iterating yields a choice's number with each `Progress`, and at its end with its `Answer`, and
+    None whenever there was nothing for `silence_s`. It raises ApiError if an answer fails. All
+    methods are called in the event loop's thread.
 
     cancels: by the number of a choice, a function that cancels its answer.
     """
+
+    silence_s = SILENCE_S
 
     def __init__(self, backend: Backend, choices: int) -> None:
         self.choices = choices
@@ -148,11 +158,28 @@ class Answers:
         self._backend = backend
         self._live = set(range(choices))
         self._items: asyncio.Queue[tuple[int, Progress | Answer | ApiError]] = asyncio.Queue()
+        self._begun = False
         backend.unended += choices
+        backend.unclosed.append(self)
 
-    async def __aiter__(self) -> AsyncIterator[tuple[int, Progress | Answer]]:
+    @property
+    def stage(self) -> str:
+        """What the answers are doing, in words."""
+        if self._begun:
+            return "writing"
+        earlier = self._backend.unclosed[: self._backend.unclosed.index(self)]
+        place = 1 + sum(len(answers._live) for answers in earlier) - self._backend.load.max_requests
+        return f"waiting in the queue, place {place}" if place > 0 else "reading the prompt"
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Progress | Answer] | None]:
         while self._live or not self._items.empty():
-            choice, item = await self._items.get()
+            try:
+                async with asyncio.timeout(self.silence_s):
+                    choice, item = await self._items.get()
+            except TimeoutError:
+                yield None
+                continue
+            self._begun = True
             if isinstance(item, ApiError):
                 raise item
             yield choice, item
@@ -175,8 +202,14 @@ class Answers:
                 self._backend.metrics.answered(news, end)
         self._items.put_nowait((choice, item))
 
+    def fail(self) -> None:
+        """End the answers that have not ended by an error, without waiting for the worker."""
+        for choice in list(self._live):
+            self.take(choice, Failure(ClosedError()))
+
     def close(self) -> None:
         """Cancel the answers that have not ended."""
+        self._backend.unclosed.remove(self)
         for choice in list(self._live):
             self._end(choice, "cancelled")
             self.cancels[choice]()

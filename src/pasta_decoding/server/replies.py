@@ -23,6 +23,8 @@ from pasta_decoding.server.requests import Body, ChatRequest, StreamOptions
 
 MIN_LOGPROB = -9999.0
 """Stands for the log probability minus infinity, which JSON does not have."""
+EVENTS_SILENCE_S = 1.0
+"""Time without text after which a stream with events says what it waits for."""
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -78,9 +80,14 @@ class Reply(Response):
 
     async def _lines(self, options: StreamOptions) -> AsyncIterator[bytes]:
         chunk = schema.ChatChunk if self._is_chat else schema.TextCompletion
+        if options.pasta_events:
+            self._answers.silence_s = EVENTS_SILENCE_S
         try:
             async for choices in self._pieces(with_events=options.pasta_events):
-                yield _line(chunk(**self._head, choices=choices))
+                if choices:
+                    yield _line(chunk(**self._head, choices=choices))
+                else:  # a comment: clients skip it, and proxies see that the stream lives
+                    yield f": {self._answers.stage}\n\n".encode()
             if options.include_usage:
                 yield _line(chunk(**self._head, choices=[], usage=self._usage()))
         except ApiError as error:
@@ -88,11 +95,16 @@ class Reply(Response):
         yield b"data: [DONE]\n\n"
 
     async def _pieces(self, *, with_events: bool = False) -> AsyncIterator[list[Any]]:
+        """Yield the choices of each piece; none if there was nothing for a while."""
         if self._is_chat:
             delta = schema.ChatDelta(role="assistant", content="")
             for index in range(self._answers.choices):
                 yield [schema.ChatChunkChoice(index=index, delta=delta)]
-        async for index, item in self._answers:
+        async for news in self._answers:
+            if news is None:
+                yield []
+                continue
+            index, item = news
             if isinstance(item, Answer):
                 self._ended[index] = item
                 yield [self._choice(index, "", [], item)]
