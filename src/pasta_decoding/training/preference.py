@@ -348,7 +348,7 @@ class PreferenceRun:
             log.info("pulls at the first step: %s", _pulls_line(examples))
         if replay:
             examples = list(with_replay(examples, replay))
-        return with_references(loaded.model, examples, bf16=config.bf16)
+        return with_references(loaded.model, examples, bf16=bool(config.bf16))
 
     def _watch(self, folder: Path, loaded: LoadedModel, rows: Sequence[Layout]) -> Watch | None:
         """Return the watch over the round's training; only `anchored` has one."""
@@ -359,7 +359,7 @@ class PreferenceRun:
             rows,
             end=loaded.end,
             sync=loaded.checkpoint.control.sync,
-            bf16=self.config.bf16,
+            bf16=bool(self.config.bf16),
         )
 
 
