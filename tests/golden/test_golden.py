@@ -49,6 +49,7 @@ def entries(engine: str) -> list[Any]:
         )
         for number, entry in enumerate(golden.read(engine))
         for name in NAMES
+        if name in entry
     ]
 
 
