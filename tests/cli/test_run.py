@@ -5,11 +5,13 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pasta_decoding.cli.run import CHAT_HELP, print_answer
+from pasta_decoding.api.config import GenerationConfig
+from pasta_decoding.cli.run import CHAT_HELP, limit_notice, print_answer
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import read, strip
 from tests.checkpoint import TinyCheckpoint, make_adapter
@@ -75,7 +77,29 @@ def test_run_prints_the_answer_and_sums_up_on_standard_error(show: list[str], as
         f"{expected['plain_tokens']} tokens in {expected['critical_path']} steps "
         f"({expected['tokens_per_step']:.2f}x), {expected['threads']} threads, "
     )
-    assert outcome.err.endswith("s, cut off at a limit\n")
+    assert outcome.err.endswith("s, cut off at --max-tokens 48 (tags count)\n")
+
+
+@pytest.mark.parametrize(
+    ("result", "notice"),
+    [
+        ({"truncated": False, "hit_limit": False, "finish_reason": "stop"}, ""),
+        (
+            {"truncated": True, "hit_limit": True, "finish_reason": "length"},
+            ", cut off at --max-tokens 512 (tags count)",
+        ),
+        (
+            {"truncated": True, "hit_limit": False, "finish_reason": "length"},
+            ", cut off by the time limit",
+        ),
+        (
+            {"truncated": True, "hit_limit": False, "finish_reason": "stop"},
+            ", a thread was cut off far past the length that it had promised",
+        ),
+    ],
+)
+def test_the_last_line_names_the_limit(result: dict[str, Any], notice: str) -> None:
+    assert limit_notice(SimpleNamespace(**result), GenerationConfig()) == notice  # type: ignore[arg-type]
 
 
 def test_a_model_without_an_adapter_answers_sequentially_and_says_so(

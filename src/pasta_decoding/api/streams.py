@@ -73,6 +73,7 @@ class Result:
     critical_path: forward steps after the prefill that the answer needs at unlimited width.
     finish_reason: "stop" (the model ended it, or a stop string) or "length" (a limit did).
     interventions: how often a constraint overruled the model.
+    hit_limit:     did `max_tokens` end the answer? Tags count.
     seconds:       from the request to the end.
     queue_s:       from the request to its admission.
     first_token_s: from the request to the first token; None if there was none.
@@ -91,6 +92,7 @@ class Result:
     queue_s: float
     first_token_s: float | None
     sent: ServerUsage | None = None
+    hit_limit: bool = False
 
     @property
     def annotated(self) -> str:
@@ -117,6 +119,7 @@ def result_of(answer: Answer, text: str, plain_tokens: int) -> Result:
         usage=Usage(answer.trace.prompt_tokens, plain_tokens, answer.fed_tokens),
         finish_reason=answer.finish_reason,
         truncated=answer.truncated and not answer.stopped,
+        hit_limit=answer.hit_limit,
         interventions=answer.interventions,
         seconds=answer.seconds,
         queue_s=answer.queue_s,

@@ -249,9 +249,20 @@ def print_answer(
     say(
         f"{result.usage.plain_tokens} tokens in {result.critical_path} steps "
         f"({result.tokens_per_step:.2f}x), {threads} {'thread' if threads == 1 else 'threads'}, "
-        f"{result.seconds:.1f} s{', cut off at a limit' if result.truncated else ''}"
+        f"{result.seconds:.1f} s{limit_notice(result, generation)}"
     )
     return stream
+
+
+def limit_notice(result: Result, generation: GenerationConfig) -> str:
+    """Return which limit cut the answer, as the end of a line; nothing if none did."""
+    if not result.truncated:
+        return ""
+    if result.hit_limit:
+        return f", cut off at --max-tokens {generation.max_tokens} (tags count)"
+    if result.finish_reason == "length":
+        return ", cut off by the time limit"
+    return ", a thread was cut off far past the length that it had promised"
 
 
 def answer_json(result: Result, model: Model, engine: EngineConfig) -> dict[str, Any]:
