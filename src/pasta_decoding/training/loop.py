@@ -54,7 +54,7 @@ def training_arguments(
         ddp_find_unused_parameters=False,
         logging_nan_inf_filter=False,  # `RunTrainer` stops instead
         disable_tqdm=True,  # `RunTrainer` logs more
-        bf16=config.bf16,
+        bf16=bool(config.bf16),
         seed=config.seed,
         learning_rate=config.learning_rate,
         warmup_steps=min(config.warmup_steps, -(-examples // per_step) // 10),
