@@ -153,11 +153,13 @@ def test_two_runs_do_not_write_into_one_folder(
     where = ["--model", tiny_checkpoint.base, "--out", tmp_path / "out"]
     out = tmp_path / "out"
     adapter = tiny_checkpoint.adapter
+    preference = ["--policy", adapter, "--baseline", adapter, "--objective", "rejection"]
+    preference += ["--quality", "likelihood"]
     with locked(out):
         for command in (
             ["eval", "generate", "--prompts", rows, "--method", "sequential=none"],
             ["train", "sft", "--data", rows],
-            ["train", "preference", "--prompts", rows, "--policy", adapter, "--baseline", adapter],
+            ["train", "preference", "--prompts", rows, *preference],
         ):
             outcome = pasta(*command, *where)
             assert (outcome.status, outcome.out) == (2, "")

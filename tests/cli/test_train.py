@@ -61,7 +61,10 @@ def test_an_adapter_says_how_it_was_trained_and_one_that_goes_on_from_it_says_th
 
 @pytest.mark.parametrize(
     "command",
-    ["sft --data {0} --start {1}", "preference --prompts {0} --policy {1} --baseline {1}"],
+    [
+        "sft --data {0} --start {1}",
+        "preference --prompts {0} --policy {1} --baseline {1} --quality likelihood --replay {0}",
+    ],
 )
 def test_without_a_model_the_base_is_that_of_the_adapter(
     command: str, pasta: Pasta, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
